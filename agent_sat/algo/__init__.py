@@ -1,0 +1,1 @@
+"""The loss algebra: pure functions on [N] tensors."""

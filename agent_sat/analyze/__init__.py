@@ -1,0 +1,1 @@
+"""Reads run directories; never imports torch."""

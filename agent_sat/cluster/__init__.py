@@ -1,0 +1,1 @@
+"""Ray: the only package that imports it."""

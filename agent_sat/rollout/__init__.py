@@ -1,0 +1,1 @@
+"""Episodes: chat tokens, the agent loop of one episode, groups, and the engines that sample."""

@@ -1,0 +1,1 @@
+"""The learner: model, log-probabilities, optimizer step, weights, checkpoints."""
