@@ -34,6 +34,10 @@ class TrainingDiverged(AgentSatError):
     """Too many optimizer steps in a row had a non-finite loss or gradient."""
 
 
+class SinkError(AgentSatError):
+    """A metric sink failed; it is told once and counted, and the run goes on."""
+
+
 @contextmanager
 def boundary(kind: type[AgentSatError], what: str) -> Iterator[None]:
     """Turn whatever foreign code raises into `kind`, keeping the cause; our own errors pass unchanged.
