@@ -1,0 +1,151 @@
+"""A transformers model as the in-process engine runs it: packed rows in, logits and routes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from agent_sat.errors import EngineError
+from agent_sat.rollout.distribution import behavior_logprobs, draw
+from agent_sat.rollout.local_cache import ATTENTION, SlotCache, slot_attention
+from agent_sat.rollout.local_slots import Drawn, Feed, RouteShape, Settings
+from agent_sat.rollout.sampling import uniforms
+from agent_sat.types import Nucleus
+
+
+class SlotModel:
+    """The model with its slot cache; not thread-safe. Raises EngineError for a model it cannot serve."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, num_slots: int, max_length: int, record_routes: bool
+    ) -> None:
+        require_servable(model, max_length)
+        AttentionInterface.register(ATTENTION, slot_attention)
+        model.set_attn_implementation(ATTENTION)
+        self._model = model.eval().requires_grad_(False)
+        self._device = model.device
+        self._cache = SlotCache(
+            num_slots=num_slots, max_length=max_length, device=model.device, dtype=model.dtype
+        )
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        routers = find_routers(model) if record_routes else []
+        self.route_shape = route_shape(routers)
+        self._experts: list[Tensor] = []  # [N, top_k] of each router, in the order they ran
+        for router in routers:
+            router.register_forward_hook(
+                lambda _router, _inputs, outputs: self._experts.append(chosen(outputs))
+            )
+
+    def forward(self, feed: Feed) -> tuple[Tensor | None, NDArray[np.int64] | None]:
+        """Logits [R, V] of the rows that sample (None if none does) and routed experts [N, layers, top_k]."""
+        self._experts.clear()
+        self._cache.begin(feed.rows)
+        # the head always runs: a step in which no slot samples takes its first row for nothing
+        keep = feed.sample_rows if len(feed.samples) else np.zeros(1, np.int64)
+        outputs: Any = self._model(
+            input_ids=self._tensor(feed.token_ids)[None],
+            position_ids=self._tensor(feed.rows.positions)[None],
+            use_cache=False,
+            logits_to_keep=self._tensor(keep),
+            slot_cache=self._cache,
+        )
+        experts = torch.stack(self._experts, dim=1).cpu().numpy() if self._experts else None
+        return (outputs.logits[0] if len(feed.samples) else None), experts
+
+    def sample(self, logits: Tensor, settings: Settings) -> Drawn:
+        """Draw one token a row of logits [R, V]."""
+        temperature = self._tensor(settings.temperature)
+        top_p, top_k = self._tensor(settings.top_p), self._tensor(settings.top_k)
+        logprobs = behavior_logprobs(logits, temperature=temperature, top_p=top_p, top_k=top_k)
+        uniform = self._tensor(uniforms(settings.seeds, settings.counters))
+        tokens = draw(logprobs, uniform=uniform, greedy=temperature == 0)
+        chosen_logprobs = logprobs.gather(-1, tokens.clamp(max=logprobs.shape[-1] - 1)[:, None])[:, 0]
+        if not bool(torch.isfinite(chosen_logprobs).all()):
+            raise EngineError("the model's logits are not finite; were the last weights?")
+        truncates = (settings.temperature > 0) & ((settings.top_p < 1) | (settings.top_k > 0))
+        return Drawn(
+            token_ids=tokens.cpu().numpy(),
+            logprobs=chosen_logprobs.cpu().numpy(),
+            nucleus=kept_sets(logprobs) if truncates.any() else None,
+        )
+
+    def load(self, weights: dict[str, Tensor]) -> None:
+        """Overwrite the weights; all are checked before the first is touched."""
+        state = self._model.state_dict()
+        check_weights(state, weights)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                state[name].copy_(weight)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def kept_sets(logprobs: Tensor) -> Nucleus:
+    """The finite entries of each row of [R, V], ids ascending."""
+    kept = torch.isfinite(logprobs)
+    return Nucleus(
+        ids=kept.nonzero()[:, 1].to(torch.int32).cpu().numpy(),
+        counts=kept.sum(dim=-1).to(torch.int32).cpu().numpy(),
+    )
+
+
+def find_routers(model: nn.Module) -> list[nn.Module]:
+    """The model's expert routers (classes *TopKRouter or *TopkRouter), in model order."""
+    return [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
+
+
+def chosen(outputs: object) -> Tensor:
+    """The chosen experts [N, top_k] among what a router gives: its one integer tensor."""
+    found = [
+        part
+        for part in (outputs if isinstance(outputs, tuple) else (outputs,))
+        if isinstance(part, Tensor) and not part.is_floating_point()
+    ]
+    if len(found) != 1:
+        raise EngineError(
+            f"a router gave {len(found)} integer tensors; one, the chosen experts, is understood"
+        )
+    return found[0]
+
+
+def route_shape(routers: list[nn.Module]) -> RouteShape | None:
+    """What the routers choose for a token; None without routers."""
+    if not routers:
+        return None
+    first: Any = routers[0]
+    num_experts = int(first.weight.shape[0])
+    return RouteShape(layers=len(routers), top_k=int(first.top_k), num_experts=num_experts)
+
+
+def require_servable(model: PreTrainedModel, max_length: int) -> None:
+    """Raise unless every layer attends to a whole context of `max_length`: all that slot_attention does."""
+    config: Any = model.config
+    name = type(model).__name__
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise EngineError(f"only attention layers are served; {name} has {', '.join(sorted(kinds))}")
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_length:
+        raise EngineError(f"{name} attends to {window} tokens only; max_length {max_length} is larger")
+    if max_length > config.max_position_embeddings:
+        positions = config.max_position_embeddings
+        raise EngineError(f"{name} has positions for {positions} tokens; max_length {max_length} is larger")
+
+
+def check_weights(state: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+    """Raise unless `weights` covers `state` by name and shape; of tied tensors one name is enough."""
+    if unknown := sorted(weights.keys() - state.keys()):
+        raise EngineError(f"the model has no weight {unknown[0]!r} ({len(unknown)} such names)")
+    given = {state[name].data_ptr() for name in weights}
+    if missing := [name for name, tensor in state.items() if tensor.data_ptr() not in given]:
+        raise EngineError(f"the weight {missing[0]!r} was not given ({len(missing)} such names)")
+    for name, weight in weights.items():
+        if weight.shape != state[name].shape:
+            shapes = f"{tuple(weight.shape)}, the model's {tuple(state[name].shape)}"
+            raise EngineError(f"the weight {name!r} has shape {shapes}")
