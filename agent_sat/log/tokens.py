@@ -90,7 +90,7 @@ def token_frame(columns: Mapping[str, ArrayLike]) -> pl.DataFrame:
 def _column(name: str, given: Mapping[str, NDArray[Any]], num_rows: int) -> NDArray[Any]:
     column = TOKEN_COLUMNS[name]
     array = given.get(name, np.asarray(column.default))
-    if issubclass(column.dtype, np.integer) and array.dtype.kind not in "iub":
+    if issubclass(column.dtype, np.integer) and array.size and array.dtype.kind not in "iub":
         raise ValueError(f"token record: {name} holds {array.dtype}, not integers")
     if issubclass(column.dtype, np.integer) and array.size:
         limits = np.iinfo(column.dtype)
