@@ -34,6 +34,9 @@ ToolStatus = Literal[
     "infra",  # the sandbox's own fault, never the model's
 ]
 
+# The interpreter is gone after these; the next run starts a fresh one.
+STATE_LOST: frozenset[ToolStatus] = frozenset({"timeout", "memory", "crashed", "exited", "infra"})
+
 
 class Ending(StrEnum):
     """How an episode ended; the last three are not the model's doing and do not vote in a group."""

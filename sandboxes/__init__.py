@@ -1,0 +1,11 @@
+"""Where the code of a model runs: one real, confined interpreter an episode."""
+
+if __name__ != "agent_sat.sandboxes":
+    raise ImportError(
+        f"this package is agent_sat.sandboxes and was imported as {__name__!r}: write "
+        "`from agent_sat.sandboxes import ...` and keep the folder above it off sys.path"
+    )
+
+from agent_sat.sandboxes.local import LocalPool, LocalSandbox
+
+__all__ = ["LocalPool", "LocalSandbox"]

@@ -1,0 +1,130 @@
+"""Turns a fresh fork of the zygote into the confined interpreter of one episode."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from dataclasses import dataclass
+
+from . import linux, repl
+
+UID = 65532  # the id a snippet sees; also its real one where the pool runs as root
+MIB = 1 << 20
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+MAX_FILES, MAX_INODES, MAX_SIGNALS = 128, 4096, 256
+SHM_MIB, SHM_INODES = 8, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the kernel is asked to hold one episode to."""
+
+    memory_mib: int
+    num_processes: int
+    file_mib: int
+    disk_mib: int
+    cpu_seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """How the zygote itself stands, which decides what an episode can do about itself."""
+
+    namespaces: bool
+    root: bool  # the zygote is root, in its namespace or for real, and an episode takes another id
+
+
+def become(descriptors: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
+    """Confine this process and serve on `descriptors` (channel, stdout, stderr) with `work` as its folder."""
+    os.setsid()
+    if confinement.namespaces:
+        own_mounts(work, limits, confinement)
+        own_ids(limits, confinement)
+    elif confinement.root:
+        take_ids()
+        os.scandir(
+            os.path.dirname(os.__file__)
+        ).close()  # raises where an interpreter in /root is of no use to this id
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    own_descriptors(descriptors)
+    os.umask(0o077)
+    os.chdir(work)
+    set_limits(limits)
+    linux.prctl(linux.PR_SET_NAME, b"python")
+    linux.drop_capabilities()
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT, HOME=work, TMPDIR="/tmp" if confinement.namespaces else work)
+    repl.serve()
+
+
+def own_mounts(work: str, limits: Limits, confinement: Confinement) -> None:
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    flags = linux.MS_NOSUID | linux.MS_NODEV
+    owner = f",uid={UID},gid={UID}" if confinement.root else ""
+    disk = f"size={limits.disk_mib}m,nr_inodes={MAX_INODES},mode=700{owner}"
+    linux.mount("tmpfs", work, "tmpfs", flags, disk)
+    linux.mount("tmpfs", "/tmp", "tmpfs", flags, disk)
+    linux.mount(
+        "tmpfs", "/dev/shm", "tmpfs", flags, f"size={SHM_MIB}m,nr_inodes={SHM_INODES},mode=700{owner}"
+    )
+    linux.mount("proc", "/proc", "proc", flags | linux.MS_NOEXEC)
+
+
+def own_ids(limits: Limits, confinement: Confinement) -> None:
+    """A user namespace that owns none of the mounts, and in which the process limit is this episode's own."""
+    if confinement.root:
+        take_ids()
+    outside = UID if confinement.root else 0
+    resource.setrlimit(resource.RLIMIT_NPROC, (limits.num_processes, limits.num_processes))
+    linux.unshare(linux.CLONE_NEWUSER)
+    linux.map_ids("self", [(UID, outside)], groups=False)
+
+
+def take_ids() -> None:
+    os.setgroups([])
+    os.setresgid(UID, UID, UID)
+    os.setresuid(UID, UID, UID)
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root and the id maps cannot be written
+
+
+def own_descriptors(descriptors: list[int]) -> None:
+    """Null, stdout, stderr, channel at 0 to 3 and nothing else."""
+    channel, stdout, stderr = descriptors
+    null = os.open("/dev/null", os.O_RDWR)
+    kept = [os.dup(d) for d in (null, stdout, stderr, channel)]  # above every target of the next line
+    first_free = max(kept)
+    if min(kept) <= repl.CHANNEL:
+        raise OSError("descriptors 0 to 3 of the zygote are not all in use")
+    for target, descriptor in enumerate(kept):
+        os.dup2(descriptor, target)
+    os.closerange(repl.CHANNEL + 1, first_free + 1)
+
+
+def set_limits(limits: Limits) -> None:
+    with open("/proc/self/statm", "rb") as statm:
+        own_pages = int(statm.read().split()[0])
+    address_space = own_pages * resource.getpagesize() + limits.memory_mib * MIB
+    hard = {
+        resource.RLIMIT_AS: address_space,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+        resource.RLIMIT_FSIZE: limits.file_mib * MIB,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_NOFILE: MAX_FILES,
+        resource.RLIMIT_NPROC: limits.num_processes,
+        resource.RLIMIT_SIGPENDING: MAX_SIGNALS,
+    }
+    for kind, value in hard.items():
+        _, ceiling = resource.getrlimit(kind)
+        allowed = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        resource.setrlimit(kind, (allowed, allowed))
