@@ -10,10 +10,12 @@ from agent_sat.types import (
     GroupSummary,
     IntArray,
     Metrics,
+    Position,
     SamplingParams,
     StepReport,
     Task,
     ToolResult,
+    WarmStep,
 )
 
 
@@ -79,7 +81,11 @@ class Demonstrator(Protocol):
 class Rollouts(Protocol):
     """Runs groups of episodes; the payload is opaque to the loop (at scale: an object-store reference)."""
 
-    async def run_group(self, number: int, task: Task, *, greedy: bool = False) -> tuple[GroupSummary, Any]: ...
+    async def run_group(
+        self, number: int, task: Task, *, size: int, greedy: bool = False
+    ) -> tuple[GroupSummary, Any]:
+        """Play `size` siblings of `task`. Raises EngineError or WorkerError when the system fails."""
+        ...
 
     async def close(self) -> None: ...
 
@@ -87,15 +93,21 @@ class Rollouts(Protocol):
 class Learner(Protocol):
     """Turns groups into new weights."""
 
+    async def warm_start(self, num_steps: int) -> WarmStep | None:
+        """Up to `num_steps` more supervised steps: the last one done, or None once the warm start is over."""
+        ...
+
     async def step(self, step: int, payloads: list[Any]) -> StepReport: ...
 
     async def publish(self) -> tuple[int, Any]:
         """(version, weights for RolloutEngine.load_weights)."""
         ...
 
-    async def save(self, path: str, progress: dict[str, int]) -> None: ...
+    async def save(self, path: str, position: Position) -> None:
+        """Write a checkpoint folder that `load` and transformers' from_pretrained read."""
+        ...
 
-    async def load(self, path: str) -> dict[str, int]: ...
+    async def load(self, path: str) -> Position: ...
 
     async def close(self) -> None: ...
 

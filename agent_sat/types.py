@@ -234,7 +234,7 @@ class Group:
             rewards=tuple(member.reward for member in self.members),
             endings=tuple(member.ending for member in self.members),
             num_turns=tuple(len(member.turns) for member in self.members),
-            num_sampled=sum(member.num_sampled for member in self.members),
+            num_sampled=tuple(member.num_sampled for member in self.members),
             oldest_version=min((int(v.min()) for v in versions if len(v)), default=-1),
             tool_statuses=tuple(call.result.status for call in calls),
             tool_seconds=sum(call.result.seconds for call in calls),
@@ -252,7 +252,7 @@ class GroupSummary:
     rewards: tuple[float, ...]
     endings: tuple[Ending, ...]
     num_turns: tuple[int, ...]
-    num_sampled: int
+    num_sampled: tuple[int, ...]  # tokens the model wrote, by member
     oldest_version: int  # -1 where nothing was sampled
     tool_statuses: tuple[ToolStatus, ...]
     tool_seconds: float
@@ -354,6 +354,23 @@ class StepReport:
     num_tokens: int  # trained tokens
     metrics: Metrics
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStep:
+    """One supervised step of the warm start done."""
+
+    step: int  # from 1
+    loss: float  # mean negative log-probability of the tokens the model is to write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a run stands: what a checkpoint holds beside weights and optimizer."""
+
+    step: int  # optimizer steps done
+    version: int  # updates behind the weights
+    next_group: int  # first group of the task stream not yet used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

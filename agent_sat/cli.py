@@ -1,0 +1,148 @@
+"""The command line: arguments in, one clear error or a table out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from agent_sat.config import Config, load, to_toml
+from agent_sat.errors import AgentSatError, ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Train tool-using language-model agents by asynchronous reinforcement learning, "
+    "with the mismatch between sampling and training policy visible by tool turn.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings as section.key=value, e.g. method=sat-grpo-turn steps=20 staleness.bound=8"),
+]
+RunDir = Annotated[Path, typer.Argument(help="A run directory, as `agent-sat train` names it at the end")]
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file, e.g. configs/quickstart.toml")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on from the newest checkpoint of a run directory")] = None,
+    local: Annotated[bool, typer.Option("--local", help="Everything in this process, without Ray")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the resolved config and stop")] = False,
+) -> None:
+    """Train an agent; Ctrl-C saves a checkpoint, --resume goes on from it.
+
+    Examples: `agent-sat train configs/quickstart.toml method=gspo seed=1`,
+    `agent-sat train --resume runs/quickstart`.
+    """
+    from agent_sat import commands
+    from agent_sat.log.run import RunDirectory
+
+    if (config is None) == (resume is None):
+        raise ConfigError("give either a config file or --resume RUNDIR, e.g. agent-sat train configs/quickstart.toml")
+    run = RunDirectory.open(resume) if resume else None
+    settings = load(run.config, overrides) if run else load(config or "", overrides)
+    if show:
+        console.print(to_toml(settings), highlight=False, markup=False, soft_wrap=True)
+        return
+    outcome = asyncio.run(commands.train(settings, local=local, resume=run))
+    tell_outcome(outcome.run.path, settings, interrupted=outcome.interrupted)
+    if outcome.interrupted:
+        raise typer.Exit(commands.INTERRUPTED)
+
+
+@app.command()
+def eval(  # noqa: A001 - the command's name
+    run_dir: RunDir,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; default: as configured")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Sampled episodes a task, beside one greedy")] = 4,
+) -> None:
+    """Success on held-out tasks by level, greedy and sampled, with 95 % intervals."""
+    from agent_sat import commands
+    from agent_sat.evaluate import as_record
+    from agent_sat.log.run import RunDirectory
+
+    run = RunDirectory.open(run_dir)
+    step, scores = asyncio.run(commands.evaluate_run(run, num_tasks=tasks, num_samples=samples))
+    console.print(success_table({f"step {step}": as_record(step, scores)}))
+
+
+@app.command()
+def analyze(
+    run_dir: RunDir,
+    steps: Annotated[str | None, typer.Option(help="A range of steps, first:last, e.g. 10:50 or 40:")] = None,
+) -> None:
+    """Mismatch, tails and clipping by tool turn."""
+    from agent_sat.analyze.report import print_by_turn
+
+    print_by_turn(run_dir, steps)
+
+
+def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
+    """Success before and after, mismatch by turn, where the run is and what to type next."""
+    from agent_sat.analyze.report import print_by_turn
+
+    records = [json.loads(line) for line in evaluations(path)]
+    if records:
+        found = {f"step {records[0]['step']}": records[0], f"step {records[-1]['step']}": records[-1]}
+        console.print(success_table(found, config.env.stratum))
+    if any((path / "tokens").glob("*.parquet")):
+        print_by_turn(path, None)
+    console.print(f"run written to {path}", highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print(f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True)
+    else:
+        console.print(
+            f"next: agent-sat eval {path}   |   agent-sat analyze {path} --steps 1:10", highlight=False, soft_wrap=True
+        )
+
+
+def evaluations(path: Path) -> list[str]:
+    file = path / "eval.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def success_table(records: dict[str, dict], stratum: str | None = "level") -> Table:
+    """Rates with Wilson intervals: one row a kind and stratum, one column a record."""
+    from agent_sat.evaluate import Score
+
+    table = Table(title="success on held-out tasks, % (95 % interval)")
+    table.add_column("episodes")
+    table.add_column(stratum or "tasks", justify="right")
+    for name in records:
+        table.add_column(name, justify="right")
+    columns = [
+        {(s["kind"], s["stratum"]): Score(**s) for s in record["scores"]} for record in records.values()
+    ]
+    for key in columns[-1]:
+        cells = []
+        for column in columns:
+            low, high = column[key].interval()
+            cells.append(f"{100 * column[key].rate:.1f} ({100 * low:.0f} to {100 * high:.0f})")
+        table.add_row(*key, *cells)
+    return table
+
+
+def main() -> None:
+    """The console script: what a user can mend is one line on stderr and exit code 2, a failed run 1."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app()
+    except ConfigError as error:
+        errors.print(f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    except AgentSatError as error:
+        errors.print(f"failed: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
+        raise SystemExit(1) from None

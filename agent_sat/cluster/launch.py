@@ -1,0 +1,86 @@
+"""Starts a run's actors on a Ray cluster, or on one made for the occasion, and ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from agent_sat.cluster.in_process import Parts
+from agent_sat.cluster.parts import Worker, build_engine
+from agent_sat.cluster.remote import Host, RemoteEngine, RemoteLearner, RemoteRollouts, answer
+from agent_sat.config import Config
+from agent_sat.errors import ConfigError
+from agent_sat.log.run import RunDirectory
+from agent_sat.train.learner import PolicyLearner
+
+CONNECT_SECONDS = 5
+START_SECONDS = 120
+CLOSE_SECONDS = 10
+MANY = 100_000  # calls an actor may have open at once: every open episode awaits one
+
+
+@asynccontextmanager
+async def on_ray(config: Config, run: RunDirectory | None) -> AsyncIterator[Parts]:
+    """Engine, workers and learner as actors. Raises ConfigError if the cluster is too small or not there."""
+    connect(config)
+    try:
+        engine_host = host(config.engine.threads, build_engine, config)
+        learner_host = host(config.train.threads, PolicyLearner, config, run)
+        engine = RemoteEngine(engine_host)
+        worker_hosts = [host(0, Worker, config, engine) for _ in range(config.rollout.num_workers)]
+        async with asyncio.timeout(START_SECONDS):
+            for who, one in (("the engine", engine_host), ("the learner", learner_host)):
+                await answer(one.__ray_ready__.remote(), who)
+            for one in worker_hosts:
+                await answer(one.__ray_ready__.remote(), "a worker")
+        rollouts = RemoteRollouts(worker_hosts)
+        yield Parts(engine=engine, rollouts=rollouts, learner=RemoteLearner(learner_host))
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await rollouts.close()
+            await engine.close()
+    finally:
+        ray.shutdown()
+
+
+def host(num_threads: int, build: Callable[..., Any], *args: Any) -> ActorHandle:
+    """An actor around what `build` makes there, with its own count of threads, which is also its claim on cores."""
+    threads = {"OMP_NUM_THREADS": str(max(1, num_threads)), "TOKENIZERS_PARALLELISM": "false"}
+    actor = ray.remote(Host).options(
+        num_cpus=num_threads, max_concurrency=MANY, runtime_env={"env_vars": threads}
+    )
+    return actor.remote(build, *args)
+
+
+def connect(config: Config) -> None:
+    """Join the configured cluster, or start one that ends with this process and reports to nobody."""
+    needed = config.engine.threads + config.train.threads
+    if config.cluster.address is not None:
+        try:
+            ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError as error:
+            raise ConfigError(
+                f"cluster.address {config.cluster.address!r}: no Ray cluster answers there; start one with "
+                f"`ray start --head`, or leave the key out to have one started"
+            ) from error
+        found = int(ray.cluster_resources().get("CPU", 0))
+        if found < needed:
+            ray.shutdown()
+            raise ConfigError(
+                f"the cluster has {found} CPUs, this run needs {needed} (engine.threads "
+                f"{config.engine.threads} + train.threads {config.train.threads}); lower them or add nodes"
+            )
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        num_cpus=max(needed, config.cluster.num_cpus or os.cpu_count() or 1),
+        object_store_memory=config.cluster.object_store_mib * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
