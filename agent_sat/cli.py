@@ -85,21 +85,21 @@ def analyze(
     steps: Annotated[str | None, typer.Option(help="A range of steps, first:last, e.g. 10:50 or 40:")] = None,
 ) -> None:
     """Mismatch, tails and clipping by tool turn."""
-    from agent_sat.analyze.report import print_by_turn
+    from agent_sat.analyze.tables import print_by_turn
 
-    print_by_turn(run_dir, steps)
+    print_by_turn(run_dir, steps or ":")
 
 
 def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
     """Success before and after, mismatch by turn, where the run is and what to type next."""
-    from agent_sat.analyze.report import print_by_turn
+    from agent_sat.analyze.tables import print_by_turn
 
     records = [json.loads(line) for line in evaluations(path)]
     if records:
         found = {f"step {records[0]['step']}": records[0], f"step {records[-1]['step']}": records[-1]}
         console.print(success_table(found, config.env.stratum))
     if any((path / "tokens").glob("*.parquet")):
-        print_by_turn(path, None)
+        print_by_turn(path)
     console.print(f"run written to {path}", highlight=False, soft_wrap=True)
     if interrupted:
         console.print(f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True)
@@ -146,3 +146,7 @@ def main() -> None:
     except AgentSatError as error:
         errors.print(f"failed: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

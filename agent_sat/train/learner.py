@@ -72,7 +72,7 @@ class PolicyLearner:
         optim.set_learning_rate(self.optimizer, self.config.train, self.version)
         passes = self.backward([self.fill(micro) for micro in self.cut(batch, samples)])
         metrics, skipped = self.update(passes)
-        metrics |= finish(self._tally(passes))
+        metrics |= finish(self._tally(passes), self.method.settings)
         if self.past is not None:
             metrics["memory/kept_versions_mib"] = self.past.num_mib
         if self.recorder is not None:
@@ -133,8 +133,7 @@ class PolicyLearner:
                     batch=batch,
                     logprobs=logprobs.detach(),
                     entropy=entropy.detach(),
-                    tokens=out.tokens,
-                    loss=float(out.loss.detach()),
+                    output=replace(out, loss=out.loss.detach()),
                 )
             )
         return passes
@@ -157,7 +156,7 @@ class PolicyLearner:
     def update(self, passes: list[Pass]) -> tuple[Metrics, str]:
         """Clip and step, unless something is not finite: (metrics, why no update was made)."""
         norm = optim.clip_gradient(self.model, self.config.train.max_grad_norm)
-        loss = sum(one.loss for one in passes)
+        loss = sum(float(one.output.loss) for one in passes)
         metrics = {
             "loss/policy": loss,
             "train/grad_norm": float(norm),
@@ -243,7 +242,8 @@ class PolicyLearner:
 
     def _tally(self, passes: list[Pass]) -> Tally:
         tallies = [
-            tally(self.method, one.batch, one.tokens, logprobs=one.logprobs, entropy=one.entropy) for one in passes
+            tally(self.method, one.batch, one.output, logprobs=one.logprobs, entropy=one.entropy)
+            for one in passes
         ]
         return sum(tallies[1:], start=tallies[0])
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agent_sat.algo.loss import TokenDiagnostics
+from agent_sat.algo.loss import LossOutput
 from agent_sat.config import LogConfig
 from agent_sat.log.run import RunDirectory
 from agent_sat.log.tokens import TokenText, write_episodes, write_tokens
@@ -25,8 +25,7 @@ class Pass:
     batch: Batch
     logprobs: Tensor  # [N] float32, NaN where not trained
     entropy: Tensor  # [N] float32, NaN where not trained
-    tokens: TokenDiagnostics
-    loss: float
+    output: LossOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +61,18 @@ def token_columns(
     def of_token(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(sample, name) for sample in samples])[sampled]
 
-    def of_pass(name: str, where: str) -> NDArray[Any] | None:
-        found = [getattr(getattr(one, where) if where else one, name) for one in passes]
-        return None if any(value is None for value in found) else torch.cat(found).cpu().numpy()[sampled]
+    def joined(found: list[Tensor | None]) -> NDArray[Any] | None:
+        """The sampled tokens of every pass's [N] tensor (a scalar counts for all); None where a pass has none."""
+        parts = [
+            value.expand(len(one.batch)) for one, value in zip(passes, found, strict=True) if value is not None
+        ]
+        return torch.cat(parts).cpu().numpy()[sampled] if len(parts) == len(passes) else None
+
+    def of_batch(name: str) -> NDArray[Any] | None:
+        return joined([getattr(one.batch, name) for one in passes])
+
+    def of_loss(name: str) -> NDArray[Any] | None:
+        return joined([getattr(one.output.tokens, name) for one in passes])
 
     columns = {
         "group": of_sample([sample.group for sample in samples]),
@@ -76,14 +84,14 @@ def token_columns(
         "version": of_token("versions"),
         "lag": version - of_token("versions"),
         "behavior_logprob": of_token("behavior_logprobs"),
-        "advantage": of_pass("advantages", "batch"),
-        "weight": of_pass("weights", "batch"),
-        "recomputed_logprob": of_pass("recomputed_logprobs", "batch"),
-        "logprob": of_pass("logprobs", ""),
-        "entropy": of_pass("entropy", ""),
-        "kept": of_pass("keep", "tokens"),
+        "advantage": of_batch("advantages"),
+        "weight": of_batch("weights"),
+        "recomputed_logprob": of_batch("recomputed_logprobs"),
+        "logprob": joined([one.logprobs for one in passes]),
+        "entropy": joined([one.entropy for one in passes]),
+        "kept": of_loss("keep"),
         **{
-            name: of_pass(name, "tokens")
+            name: of_loss(name)
             for name in ("ratio", "q", "contraction", "correction", "gate", "clipped", "changed")
         },
     }
