@@ -95,7 +95,7 @@ def policy_loss(
         terms = replace(terms, contraction=contraction)
     surrogate: Surrogate = method.trust_region(terms)
     keep, correction = _keep(method, terms), _correction(method, terms)
-    weights = clean(batch.weights, terms.active)
+    weights = batch.weights
     loss = -(_product(weights, keep, correction) * surrogate.values).sum()
     kl = _kl(method, batch, terms)
     if kl is not None:
@@ -116,7 +116,7 @@ def policy_loss(
         contraction=terms.contraction,
         gate=gate,
         q=q,
-        changed=None if gate is None else _changed(method, terms, gate, surrogate),
+        changed=None if gate is None else _changed(method, terms, surrogate),
         kl=None if kl is None else kl.detach(),
     )
     return LossOutput(loss=loss, tokens=tokens, reference=reference)
@@ -166,10 +166,9 @@ def _kl(method: Method, batch: Batch, terms: Terms) -> Tensor | None:
     return estimate(terms.logprobs - clean(batch.reference_logprobs, terms.active))
 
 
-@torch.no_grad()
-def _changed(method: Method, terms: Terms, gate: Tensor, surrogate: Surrogate) -> Tensor | None:
-    """[N] bool: cut by the contracted region and not by its base; only gated tokens can be."""
-    base = method.trust_region(replace(terms, contraction=None))
-    if surrogate.clipped is None or base.clipped is None:
+def _changed(method: Method, terms: Terms, surrogate: Surrogate) -> Tensor | None:
+    """[N] bool: cut with SAT's radii though the ratio is inside the base method's interval."""
+    if surrogate.clipped is None:
         return None
-    return surrogate.clipped & ~base.clipped & gate
+    ratio, settings = terms.ratio.detach(), method.settings
+    return surrogate.clipped & (ratio <= 1 + settings.eps_high) & (ratio >= 1 - settings.eps_low)

@@ -151,14 +151,15 @@ def _refuse_wrong_combinations(name: str, s: AlgorithmConfig) -> None:
     rules = [
         (
             counted_twice,
-            f"correction {s.correction!r} on the {s.correction_ratio} ratio counts the same ratio twice: trust "
-            f"region {s.trust_region!r} already divides by {s.denominator or 'behavior'}. Use correction_ratio "
-            '= "implementation" with denominator = "recomputed", or trust_region = "reinforce"',
+            f"correction {s.correction!r} on the {s.correction_ratio} ratio counts the same ratio twice: "
+            f"trust region {s.trust_region!r} already divides by {s.denominator or 'behavior'}. Use "
+            'correction_ratio = "implementation" with denominator = "recomputed", or trust_region = '
+            '"reinforce"',
         ),
         (
             sat and s.trust_region in WITHOUT_RADIUS,
-            f"SAT contracts a clip radius, and trust_region {s.trust_region!r} has none: use clip, dual_clip, "
-            "up or cispo",
+            f"SAT contracts a clip radius, and trust_region {s.trust_region!r} has none: use clip, "
+            "dual_clip, up or cispo",
         ),
         (
             s.advantage == "turn_return" and s.granularity == "sequence",
@@ -211,8 +212,8 @@ def check(
         ),
         (
             asynchronous and method.settings.denominator is None,
-            "an asynchronous run must say what the ratio divides by: set algorithm.denominator to behavior or "
-            "recomputed",
+            "an asynchronous run must say what the ratio divides by: set algorithm.denominator to "
+            "behavior or recomputed",
         ),
     ]
     _raise_broken(method.name, rules)

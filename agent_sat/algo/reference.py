@@ -29,25 +29,23 @@ if TYPE_CHECKING:
 class Observed:
     """The mismatch of M trained tokens: all that q needs of a micro-batch, so all that ranks exchange."""
 
-    magnitude: Tensor  # [M] |g|, or |log mu~ - log mu| for the anchor "implementation"
-    stratum: Tensor  # [M] int64
+    magnitude: NDArray[np.floating]  # [M] |g|, or |log mu~ - log mu| for the anchor "implementation"
+    stratum: NDArray[np.integer] | None  # [M]; None: one q for all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """q by stratum, after fallback and anchor. Its tensors are the state that the anchor "ema" needs back."""
+    """q by stratum, after fallback and anchor; on the host. The anchor "ema" needs the last one back."""
 
-    q: Tensor  # [strata] what the gate compares with; 0 gates nothing
-    batch_q: Tensor  # [strata] the order statistic of this scope alone, before anchors
-    num_tokens: Tensor  # [strata] int64
-    fell_back: Tensor  # [strata] bool, has tokens but fewer than min_tokens: took the global q
+    q: NDArray[np.floating]  # [strata] what the gate compares with; 0 gates nothing
+    batch_q: NDArray[np.floating]  # [strata] the order statistic of this scope alone, before anchors
+    num_tokens: NDArray[np.integer]  # [strata]
+    fell_back: NDArray[np.bool_]  # [strata] has tokens, but fewer than min_tokens: took the global q
 
 
-def strata(settings: AlgorithmConfig, turn: Tensor) -> Tensor:
-    """[N] int64: the turn, those from max_turn on together; 0 for all where the reference is global."""
-    if settings.reference == "turn":
-        return turn.clamp(0, settings.max_turn)
-    return torch.zeros_like(turn)
+def strata(settings: AlgorithmConfig, turn: Tensor) -> Tensor | None:
+    """[N] int64: the turn, those from max_turn on together; None where one q serves all tokens."""
+    return turn.clamp(0, settings.max_turn) if settings.reference == "turn" else None
 
 
 def observe_terms(settings: AlgorithmConfig, terms: Terms) -> Observed:
@@ -57,9 +55,13 @@ def observe_terms(settings: AlgorithmConfig, terms: Terms) -> Observed:
         log_ratio = at_granularity(
             terms.implementation, settings.granularity, seq=terms.seq, turn=terms.turn, active=terms.active
         )
-    return Observed(
-        magnitude=log_ratio.abs()[terms.active], stratum=strata(settings, terms.turn)[terms.active]
-    )
+    magnitude = log_ratio.abs().cpu().numpy()
+    stratum, active = strata(settings, terms.turn), terms.active.cpu().numpy()
+    small = np.uint8 if settings.max_turn < 256 else np.uint16  # NumPy sorts small integers by radix
+    ids = None if stratum is None else stratum.cpu().numpy().astype(small)
+    if active.all():
+        return Observed(magnitude=magnitude, stratum=ids)
+    return Observed(magnitude=magnitude[active], stratum=None if ids is None else ids[active])
 
 
 def observe(method: Method, batch: Batch, logprobs: Tensor) -> Observed:
@@ -81,23 +83,32 @@ def rank(level: float, count: int) -> int:
     return math.ceil(Fraction(repr(level)) * count)
 
 
-def order_statistics(
-    values: NDArray[np.floating], stratum: NDArray[np.integer], num_strata: int, level: float
-) -> NDArray[np.floating]:
-    """[num_strata] inf{x : F(x) >= level} of each stratum's values, 0 for an empty one; equation (3.3).
+def smallest(values: NDArray[np.floating], rank: int) -> np.floating:
+    """The rank-th smallest value, counted from 1."""
+    return np.partition(values, rank - 1)[rank - 1]
 
-    One radix sort of the (small) stratum ids brings each stratum together, then each is partitioned: a value
-    sort of everything would cost several times as much.
+
+def order_statistics(
+    values: NDArray[np.floating], stratum: NDArray[np.integer], counts: NDArray[np.integer], level: float
+) -> NDArray[np.floating]:
+    """[strata] inf{x : F(x) >= level} of each stratum's values, 0 for an empty one; equation (3.3).
+
+    Exact without sorting the values. Only the upper tail of everything, twice as wide as a stratum's own, is
+    brought together by stratum; a stratum so calm that its q lies below that tail is selected by itself.
     """
-    counts = np.bincount(stratum, minlength=num_strata)
-    if num_strata > 1:
-        small = stratum.astype(np.uint8 if num_strata <= 256 else np.uint32)
-        values = values[np.argsort(small, kind="stable")]
-    found = np.zeros(num_strata, values.dtype)
-    for k, part in enumerate(np.split(values, np.cumsum(counts)[:-1])):
-        if len(part):
-            index = max(rank(level, len(part)), 1) - 1
-            found[k] = np.partition(part, index)[index]
+    tail = values >= smallest(values, max(rank(level, len(values)) * 2 - len(values), 1))
+    tail_values, tail_stratum = values[tail], stratum[tail]
+    tail_counts = np.bincount(tail_stratum, minlength=len(counts))
+    ends = np.cumsum(tail_counts)
+    tail_values = tail_values[np.argsort(tail_stratum, kind="stable")]
+    found = np.zeros(len(counts), values.dtype)
+    for k in np.flatnonzero(counts):
+        wanted = rank(level, int(counts[k]))
+        below_tail = counts[k] - tail_counts[k]
+        if wanted > below_tail:
+            found[k] = smallest(tail_values[ends[k] - tail_counts[k] : ends[k]], wanted - below_tail)
+        else:
+            found[k] = smallest(values[stratum == k], wanted)
     return found
 
 
@@ -106,37 +117,41 @@ def fit(
 ) -> Reference:
     """q of everything observed: one micro-batch, or all those of a step and of all ranks.
 
-    Selection runs in NumPy on the host, once a step: its partition takes a tenth of torch.kthvalue's time.
+    Selection runs in NumPy on the host: its partition takes a tenth of torch.kthvalue's time.
     `previous` is the last step's Reference, read by the anchor "ema" alone.
     """
-    device = observed[0].magnitude.device
-    values = torch.cat([part.magnitude for part in observed]).cpu().numpy()
-    stratum = torch.cat([part.stratum for part in observed]).cpu().numpy()
-    num_strata = settings.max_turn + 1 if settings.reference == "turn" else 1
-    batch_q = order_statistics(values, stratum, num_strata, settings.level)
-    counts = np.bincount(stratum, minlength=num_strata)
-    fell_back = (counts > 0) & (counts < settings.min_tokens) & (num_strata > 1)
-    if fell_back.any():
-        overall = order_statistics(values, np.zeros_like(stratum), 1, settings.level)
-        batch_q = np.where(fell_back, overall, batch_q)
-    q = torch.from_numpy(batch_q).to(device)
-    num_tokens = torch.from_numpy(counts).to(device)
+    values = np.concatenate([part.magnitude for part in observed])
+    ids = [part.stratum for part in observed if part.stratum is not None]
+    overall = smallest(values, rank(settings.level, len(values))) if len(values) else values.dtype.type(0)
+    if ids:
+        stratum = np.concatenate(ids)
+        counts = np.bincount(stratum, minlength=settings.max_turn + 1)
+        fell_back = (counts > 0) & (counts < settings.min_tokens)
+        own = order_statistics(values, stratum, counts, settings.level) if len(values) else counts * overall
+        batch_q = np.where(fell_back, overall, own)
+    else:
+        counts, fell_back, batch_q = np.array([len(values)]), np.array([False]), np.array([overall])
     return Reference(
-        q=_anchor(settings, q, num_tokens, previous),
-        batch_q=q,
-        num_tokens=num_tokens,
-        fell_back=torch.from_numpy(fell_back).to(device),
+        q=_anchor(settings, batch_q, counts, previous),
+        batch_q=batch_q,
+        num_tokens=counts,
+        fell_back=fell_back,
     )
 
 
-def _anchor(settings: AlgorithmConfig, q: Tensor, num_tokens: Tensor, previous: Reference | None) -> Tensor:
+def _anchor(
+    settings: AlgorithmConfig,
+    q: NDArray[np.floating],
+    counts: NDArray[np.integer],
+    previous: Reference | None,
+) -> NDArray[np.floating]:
     if settings.anchor == "ceiling":
-        return q.clamp_max(settings.ceiling)
+        return np.minimum(q, q.dtype.type(settings.ceiling))
     if settings.anchor == "ema" and previous is not None:
-        past, decay = previous.q.to(q), settings.ema_decay
+        past, decay = previous.q, settings.ema_decay
         average = decay * past + (1 - decay) * q
         # a stratum seen for the first time starts at its own q; one without tokens keeps its past
-        return torch.where(num_tokens > 0, torch.where(past > 0, average, q), past)
+        return np.where(counts > 0, np.where(past > 0, average, q), past).astype(q.dtype)
     return q
 
 
@@ -147,8 +162,9 @@ def contract(settings: AlgorithmConfig, terms: Terms, reference: Reference) -> t
     belongs to the end of the clip interval on the side of g.
     """
     magnitude = terms.log_ratio.detach().abs()
-    table = reference.q.to(magnitude)
-    q = table[strata(settings, terms.turn)] if settings.reference == "turn" else table[0]
+    stratum = strata(settings, terms.turn)
+    table = torch.from_numpy(reference.q).to(magnitude)
+    q = table[0] if stratum is None else table.index_select(0, stratum)
     gate = (magnitude > q) & (q > 0) & terms.active
-    psi = 1 / (1 + (magnitude / q).pow(settings.exponent))
+    psi = (magnitude / q).pow_(settings.exponent).add_(1).reciprocal_()
     return torch.where(gate, psi, 1.0), gate, q
