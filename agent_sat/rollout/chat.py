@@ -1,22 +1,24 @@
 """Between messages and tokens: a prompt, the bridge from one turn to the next, and the text of a turn.
 
-An episode's tokens are append-only: what was sampled is never decoded and encoded again. Only what the
-environment says is tokenised, as the difference the chat template makes.
+An episode's tokens are append-only: what was sampled is never decoded and encoded again. Of what the
+environment says, only the words are tokenised, and tags in them stay plain text: a tool's output cannot
+close its own envelope.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from agent_sat.errors import ConfigError
 from agent_sat.types import IntArray
 
 Message = dict[str, str]
 Render = Callable[[list[Message], bool], list[int]]  # (messages, add_generation_prompt) -> token ids
+Encode = Callable[[str], list[int]]  # plain text -> token ids, tags not recognised
 
 
 class ChatTokenizer(Protocol):
@@ -34,16 +36,18 @@ class Chat:
     """One model's chat format.
 
     `stop` names tokens that end a turn besides the end-of-sequence token, which alone is hidden from the
-    environment. Raises ConfigError when a stop token is unknown or the template rewrites an earlier turn.
+    environment. Raises ConfigError when a stop token is unknown or the template hides the assistant's turn.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, render: Render, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: ChatTokenizer, render: Render, encode: Encode, stop: Sequence[str] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.render = render
+        self.encode = encode
         self.end_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_ids = tuple(dict.fromkeys((*self.end_ids, *(self._token_id(token) for token in stop))))
-        self._num_before_joint = self._find_joint()
-        self._after_turn = lru_cache(maxsize=4096)(self._render_after_turn)
+        self._before, self._after = self._find_envelope()
 
     def prompt(self, text: str) -> IntArray:
         """The first turn's prompt: the user's message and the opening of the answer."""
@@ -54,10 +58,10 @@ class Chat:
 
         The closing token is left out if the model sampled it itself.
         """
-        after = self._after_turn(observation)
-        if len(sampled_ids) and after[0] == sampled_ids[-1] and after[0] in self.stop_ids:
-            after = after[1:]
-        return np.asarray(after, np.int32)
+        between = [*self._before, *self.encode(observation), *self._after]
+        if len(sampled_ids) and between[0] == sampled_ids[-1] and between[0] in self.stop_ids:
+            between = between[1:]
+        return np.asarray(between, np.int32)
 
     def decode(self, token_ids: IntArray) -> str:
         """The text the environment sees: tags included, without the end-of-sequence token."""
@@ -66,26 +70,29 @@ class Chat:
             ids = ids[:-1]
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _render_after_turn(self, observation: str) -> tuple[int, ...]:
-        return tuple(self._render_joint("0", observation)[self._num_before_joint :])
+    def _find_envelope(self) -> tuple[list[int], list[int]]:
+        """The tokens between the assistant's words and the tool's, and those after the tool's: found by changing
+        the words of each and looking at what stays.
+        """
+        one, other = self._joint("0", "0"), self._joint("1", "0")
+        num_same = common_prefix(one[::-1], other[::-1])
+        if num_same == 0 or num_same == len(one):
+            raise ConfigError("the chat template hides the assistant's message before a tool message")
+        after_turn = one[len(one) - num_same :]
+        other = self._joint("0", "1")[len(one) - num_same :]
+        num_before = common_prefix(after_turn, other)
+        num_after = common_prefix(after_turn[::-1], other[::-1])
+        if num_before == len(after_turn):
+            raise ConfigError("the chat template hides the tool's message")
+        return after_turn[:num_before], after_turn[len(after_turn) - num_after :]
 
-    def _render_joint(self, answer: str, observation: str) -> list[int]:
+    def _joint(self, answer: str, observation: str) -> list[int]:
         messages = [
             {"role": "user", "content": "0"},
             {"role": "assistant", "content": answer},
             {"role": "tool", "content": observation},
         ]
         return self.render(messages, True)
-
-    def _find_joint(self) -> int:
-        """How many tokens come before the end of the assistant's words: found by changing those words."""
-        one, other = self._render_joint("0", "0"), self._render_joint("1", "0")
-        common = next(
-            (i for i, (a, b) in enumerate(zip(reversed(one), reversed(other), strict=False)) if a != b), 0
-        )
-        if common == 0:
-            raise ConfigError("the chat template hides the assistant's message before a tool message")
-        return len(one) - common
 
     def _token_id(self, token: str) -> int:
         token_id = self.tokenizer.convert_tokens_to_ids(token)
@@ -94,12 +101,20 @@ class Chat:
         return token_id
 
 
-def chat_of(tokenizer, stop: Sequence[str] = ()) -> Chat:  # noqa: ANN001 - a transformers tokenizer
+def common_prefix(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def chat_of(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> Chat:
     """The chat format of a transformers tokenizer with a chat template."""
 
     def render(messages: list[Message], add_generation_prompt: bool) -> list[int]:
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
-        )
+        )  # type: ignore[return-value]
 
-    return Chat(tokenizer, render, stop)
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]  # type: ignore[return-value]
+
+    return Chat(tokenizer, render, encode, stop)  # type: ignore[arg-type]
