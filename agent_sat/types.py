@@ -382,3 +382,4 @@ class SandboxLimits:
     num_processes: int = 32
     output_bytes: int = 8192  # shown to the model, head and tail
     file_mib: int = 16
+    episode_seconds: float = 60.0  # of all runs of one episode together

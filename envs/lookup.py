@@ -194,9 +194,9 @@ class Lookup(gymnasium.Env[str, str]):
         if self._given is not None:
             return self._given
         if self._pool is None:
-            from agent_sat.sandboxes import LocalPool
+            from agent_sat.sandboxes import local_pool
 
-            self._pool = LocalPool()
+            self._pool = local_pool()
         if self._sandbox is None:
             self._sandbox = self._pool.open()
         return self._sandbox

@@ -1,118 +1,124 @@
-"""Sandboxes on this machine: episodes forked from a warm interpreter into namespaces."""
+"""The local backend: episodes forked from a warm interpreter into namespaces, without a daemon."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Sequence
-from typing import Self
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
 
 from agent_sat.errors import SandboxError
-from agent_sat.sandboxes.host import Episode, Tier, Zygote
-from agent_sat.sandboxes.inside import episode
-from agent_sat.types import STATE_LOST, SandboxLimits, ToolResult
+from agent_sat.sandboxes.inside import client, episode
+from agent_sat.sandboxes.inside.limits import UID, Confinement, Limits, Outcome
+from agent_sat.sandboxes.ledger import Ledger
+from agent_sat.sandboxes.pool import Pool
+from agent_sat.types import SandboxLimits
 
-TIERS: tuple[Tier, ...] = ("jail", "process")  # the strongest first
-JAIL_WORK = "/work"
+Tier = Literal["jail", "confined", "process"]
+TIERS: tuple[Tier, ...] = ("jail", "confined", "process")  # the strongest first
+WORK = "/work"  # with namespaces
 STDLIB = (
-    "collections",
-    "datetime",
-    "decimal",
-    "fractions",
-    "functools",
-    "hashlib",
-    "itertools",
-    "json",
-    "math",
-    "random",
-    "re",
+    *("collections", "datetime", "decimal", "fractions", "functools", "hashlib", "itertools", "json", "math"),
+    *("random", "re", "statistics", "string"),
 )
+SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
+HIDDEN = ("/tmp", "/work", "/dev", "/proc")  # an episode mounts its own there
+PYTHON_FLAGS = ("-I", "-B", "-S")
+BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from inside import zygote; zygote.launch()"
+START_SECONDS, CLOSE_SECONDS = 60.0, 10.0
+CPU_TIMEOUTS = 20  # CPU seconds of one process, in timeouts of one run
+DISK_FILES = 2  # size of a work folder, in largest files
+FORKS_OF_A_ZYGOTE = 10_000  # then a new one takes over
 
 
-class LocalPool:
-    """Opens sandboxes by fork from one warm interpreter; safe to use from many threads.
+def local_pool(
+    limits: SandboxLimits = SandboxLimits(),  # noqa: B008  it is frozen
+    *,
+    tier: Tier = "jail",
+    preload: Sequence[str] = STDLIB,
+    warm_up: str = "",
+    max_open: int = 512,
+    num_warm: int = 0,
+) -> Pool:
+    """A pool of sandboxes on this machine.
 
-    `tier` is the weakest confinement accepted: "jail" (namespaces and a read-only root) or "process" (limits
-    and an own process group only). The strongest that works here is used; the attribute `tier` tells which.
-    `preload` names modules imported before any fork, `warm_up` is trusted code run there once.
-    Raises SandboxError when `tier` cannot be had, with the reason of each one tried.
+    `tier` is the weakest confinement accepted: "jail" (namespaces, read-only root, Landlock, seccomp),
+    "confined" (Landlock and seccomp) or "process" (limits and an own process group only). The strongest that
+    works here is used, and told by the pool's `tier`. `preload` names modules imported before any fork,
+    `warm_up` is trusted code run there once. Raises SandboxError when `tier` cannot be had, with the reason
+    of each one tried.
     """
+    backend = LocalBackend(limits, tier=tier, preload=preload, warm_up=warm_up)
+    return Pool(backend, limits, max_open=max_open, num_warm=num_warm)
 
-    def __init__(
-        self,
-        limits: SandboxLimits = SandboxLimits(),  # noqa: B008  it is frozen
-        *,
-        tier: Tier = "jail",
-        preload: Sequence[str] = STDLIB,
-        warm_up: str = "",
-    ) -> None:
-        self.limits = limits
-        self.tier: Tier
+
+class LocalBackend:
+    """Fork servers on this machine: one that forks, and older ones until their last episode is over."""
+
+    def __init__(self, limits: SandboxLimits, *, tier: Tier, preload: Sequence[str], warm_up: str) -> None:
+        self._limits = inner_limits(limits)
         self._preload, self._warm_up = tuple(preload), warm_up
         self._lock = threading.Lock()
-        self._closed = False
+        self._num_folders = 0
         self._folder = tempfile.mkdtemp(prefix="agent-sat-sandbox-")
         os.chmod(self._folder, 0o711)
-        self._num_opened = 0
+        self.tier: Tier
         try:
-            self.tier, self._zygote = self._start(tier)
+            self.tier, self._zygote = self._strongest(tier)
         except SandboxError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
+        self._retired: list[Zygote] = []
 
-    def open(self) -> LocalSandbox:
-        """A sandbox with fresh state. Raises SandboxError when none can be set up."""
-        return LocalSandbox(self)
-
-    def fork(self) -> tuple[Episode, str]:
-        """A fresh episode and its folder on this side, empty with namespaces; for LocalSandbox."""
+    def open(self, ledger: Ledger) -> LocalSlot:
         with self._lock:
-            if self._closed:
-                raise SandboxError("the sandbox pool is closed")
-            folder = self._make_folder() if self.tier == "process" else ""
+            folder = self._make_folder()
+            if self._zygote.num_forked >= FORKS_OF_A_ZYGOTE:
+                self._retired.append(self._zygote)
+                self._zygote = self._new_zygote(self.tier)
             try:
-                forked = self._zygote.fork(folder or JAIL_WORK)
-            except SandboxError:
-                self._zygote.close()  # whatever ailed it ends here, its episodes too
-                self._zygote = Zygote(self.limits, self.tier, self._preload, self._warm_up)
-                forked = self._zygote.fork(folder or JAIL_WORK)
-        forked.await_ready()
-        return forked, folder
+                forked = self._zygote.fork(folder or WORK)
+            except client.SetupFailed:
+                self._zygote.close()  # whatever ailed it ends here, and its episodes with it
+                ledger.restarted()
+                self._zygote = self._new_zygote(self.tier)
+                forked = self._fork(self._zygote, folder or WORK)
+            slot = LocalSlot(self, self._zygote, forked, folder)
+        slot.await_ready()
+        return slot
+
+    def release(self, zygote: Zygote) -> None:
+        """One episode of `zygote` is over; for LocalSlot."""
+        with self._lock:
+            zygote.num_living -= 1
+            if zygote in self._retired and not zygote.num_living:
+                self._retired.remove(zygote)
+                zygote.close()
 
     def close(self) -> None:
-        """End every sandbox of this pool and its fork server."""
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._zygote.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for zygote in (self._zygote, *self._retired):
+                zygote.close()
+            self._retired.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def _start(self, least: Tier) -> tuple[Tier, Zygote]:
+    def _strongest(self, least: Tier) -> tuple[Tier, Zygote]:
         """The strongest tier, found by confining a first episode in it."""
-        reasons: list[str] = []
         accepted = TIERS[: TIERS.index(least) + 1]
+        reasons: list[str] = []
         for tier in accepted:
             try:
-                zygote = Zygote(self.limits, tier, self._preload, self._warm_up)
+                return tier, self._proven(tier)
             except SandboxError as error:
-                reasons.append(f"{tier}: {error}")
-                continue
-            try:
-                first = zygote.fork(self._make_folder() if tier == "process" else JAIL_WORK)
-                first.await_ready()
-                first.close()
-                return tier, zygote
-            except SandboxError as error:
-                zygote.close()
                 reasons.append(f"{tier}: {error}")
         weaker = TIERS[len(accepted) :]
         advice = (
@@ -120,55 +126,172 @@ class LocalPool:
         )
         raise SandboxError(f"sandbox tier {least!r} cannot be had here ({'; '.join(reasons)}){advice}")
 
+    def _proven(self, tier: Tier) -> Zygote:
+        zygote = self._new_zygote(tier)
+        try:
+            first = self._fork(zygote, self._make_folder() if tier != "jail" else WORK)
+            first.await_ready()
+            first.close()
+        except (client.SetupFailed, SandboxError) as error:
+            zygote.close()
+            raise SandboxError(str(error)) from error
+        zygote.num_living -= 1
+        return zygote
+
+    def _new_zygote(self, tier: Tier) -> Zygote:
+        return Zygote(self._limits, tier, self._preload, self._warm_up, self._folder)
+
+    def _fork(self, zygote: Zygote, work: str) -> client.Episode:
+        try:
+            return zygote.fork(work)
+        except client.SetupFailed as error:
+            raise SandboxError(str(error)) from error
+
     def _make_folder(self) -> str:
-        self._num_opened += 1
-        folder = os.path.join(self._folder, str(self._num_opened))
+        """A work folder on this side, or "" where an episode mounts its own."""
+        if getattr(self, "tier", "process") == "jail":
+            return ""
+        self._num_folders += 1
+        folder = os.path.join(self._folder, str(self._num_folders))
         os.mkdir(folder, 0o700)
         if os.geteuid() == 0:
-            os.chown(folder, episode.UID, episode.UID)
+            os.chown(folder, UID, UID)
         return folder
 
 
-class LocalSandbox:
-    """One episode's interpreter, for one thread at a time; after a lost state the next run starts afresh."""
+class LocalSlot:
+    """One forked episode."""
 
-    def __init__(self, pool: LocalPool) -> None:
-        self._pool = pool
-        self._closed = False
-        self._episode: Episode | None = None
-        self._episode, self._folder = pool.fork()
+    def __init__(self, backend: LocalBackend, zygote: Zygote, forked: client.Episode, folder: str) -> None:
+        self._backend, self._zygote, self._episode, self._folder = backend, zygote, forked, folder
 
-    def run(self, code: str, *, timeout_seconds: float | None = None) -> ToolResult:
-        """What `code` did; its state stays for the next run unless the status is in STATE_LOST."""
-        if self._closed:
-            raise SandboxError("the sandbox is closed")
-        if self._episode is None:
-            try:
-                self._episode, self._folder = self._pool.fork()
-            except SandboxError as error:
-                return ToolResult(status="infra", stderr=str(error))
-        timeout = self._pool.limits.timeout_seconds if timeout_seconds is None else timeout_seconds
-        result = self._episode.run(code, timeout)
-        if result.status in STATE_LOST:
-            self._end()
-        return result
+    def await_ready(self) -> None:
+        try:
+            self._episode.await_ready()
+        except client.SetupFailed as error:
+            self.close()
+            raise SandboxError(str(error)) from error
+
+    def run(self, code: str, timeout_seconds: float) -> Outcome:
+        return self._episode.run(code, timeout_seconds)
+
+    def calm(self) -> None:
+        self._episode.calm()
 
     def close(self) -> None:
-        self._closed = True
-        self._end()
+        self._episode.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._backend.release(self._zygote)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+class Zygote:
+    """A running fork server. Raises SandboxError when it cannot be started as `tier` asks for."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self  # gymnasium copies the arguments of `make` into its records, and a process has no copy
+    def __init__(self, limits: Limits, tier: Tier, preload: Sequence[str], warm_up: str, folder: str) -> None:
+        self.num_forked = self.num_living = 0
+        self._limits = limits
+        layout = Layout.of_this_interpreter(jailed=tier == "jail")
+        confinement = Confinement(
+            namespaces=tier == "jail",
+            filters=tier != "process",
+            root=os.geteuid() == 0,
+            readable=("/",) if tier == "jail" else layout.readable,
+            writable=("/tmp", "/dev/shm") if tier == "jail" else (),
+        )
+        config = {
+            "python": layout.python,
+            "flags": [*PYTHON_FLAGS, "-c", BOOTSTRAP, layout.inside],
+            "binds": layout.binds,
+            "environment": episode.ENVIRONMENT,
+            "packages": layout.packages,
+            "preload": list(preload),
+            "warm_up": warm_up,
+            "limits": asdict(limits),
+            "confinement": asdict(confinement),
+        }
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(START_SECONDS)
+        outside = [str(interpreter()), *PYTHON_FLAGS, "-c", BOOTSTRAP, str(Path(__file__).parent)]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*outside, "start", str(theirs.fileno()), json.dumps(config)],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=episode.ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        try:
+            client.answer(self._control)
+        except client.SetupFailed as error:
+            self.close()
+            raise SandboxError(str(error)) from error
 
-    def _end(self) -> None:
-        if self._episode is not None:
-            self._episode.close()
-            self._episode = None
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+    def fork(self, work: str) -> client.Episode:
+        """A new episode; one thread at a time. Raises client.SetupFailed."""
+        forked = client.fork(self._control, work, self._limits)
+        self.num_forked += 1
+        self.num_living += 1
+        return forked
+
+    def close(self) -> None:
+        """End the fork server and with it every episode."""
+        self._control.close()
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where things lie for the fork server."""
+
+    python: str
+    inside: str  # the folder that holds the package `inside`
+    packages: list[str]
+    binds: list[tuple[str, str]]
+    readable: tuple[str, ...]
+
+    @staticmethod
+    def of_this_interpreter(*, jailed: bool) -> Layout:
+        python, here, prefix = interpreter(), Path(__file__).parent, Path(sys.base_prefix).resolve()
+        found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        packages = sorted(path for path in found if os.path.isdir(path))
+        if not jailed:
+            readable = (*SYSTEM, str(prefix), *packages, str(here / "inside"))
+            return Layout(
+                python=str(python), inside=str(here), packages=packages, binds=[], readable=readable
+            )
+        binds = [(path, path) for path in (*SYSTEM, *episode.DEVICES) if os.path.lexists(path)]
+        home = prefix
+        if not prefix.is_relative_to("/usr"):
+            home = Path("/opt/python") if any(map(prefix.is_relative_to, HIDDEN)) else prefix
+            binds.append((str(prefix), str(home)))
+        binds.append((str(here / "inside"), "/opt/agent_sat/inside"))
+        targets = [f"/opt/packages/{number}" for number in range(len(packages))]
+        binds += zip(packages, targets, strict=True)
+        inner = home / python.relative_to(prefix) if python.is_relative_to(prefix) else python
+        return Layout(
+            python=str(inner), inside="/opt/agent_sat", packages=targets, binds=binds, readable=("/",)
+        )
+
+
+def interpreter() -> Path:
+    """The interpreter itself, also where a virtual environment points to it."""
+    return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
+
+
+def inner_limits(limits: SandboxLimits) -> Limits:
+    return Limits(
+        memory_mib=limits.memory_mib,
+        num_processes=limits.num_processes,
+        file_mib=limits.file_mib,
+        disk_mib=DISK_FILES * limits.file_mib,
+        cpu_seconds=max(1, round(CPU_TIMEOUTS * limits.timeout_seconds)),
+        output_bytes=limits.output_bytes,
+    )

@@ -43,10 +43,10 @@ def build_engine(config: Config) -> LocalEngine:
 
 
 def build_sandboxes(config: Config) -> SandboxPool:
-    from agent_sat.sandboxes.local import LocalPool  # a plug-in: nothing imports it statically
+    from agent_sat.sandboxes import local_pool  # a plug-in: nothing imports it statically
 
     settings = config.sandbox
-    return LocalPool(
+    return local_pool(
         SandboxLimits(
             timeout_seconds=settings.timeout_seconds,
             memory_mib=settings.memory_mib,

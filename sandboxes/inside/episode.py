@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from dataclasses import dataclass
 
-from . import linux, repl
+from . import landlock, linux, repl, seccomp
+from .limits import MAX_FILES, MAX_INODES, MAX_SIGNALS, MIB, SHM_INODES, SHM_MIB, UID, Confinement, Limits
 
-UID = 65532  # the id a snippet sees; also its real one where the pool runs as root
-MIB = 1 << 20
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -19,27 +17,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-MAX_FILES, MAX_INODES, MAX_SIGNALS = 128, 4096, 256
-SHM_MIB, SHM_INODES = 8, 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the kernel is asked to hold one episode to."""
-
-    memory_mib: int
-    num_processes: int
-    file_mib: int
-    disk_mib: int
-    cpu_seconds: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confinement:
-    """How the zygote itself stands, which decides what an episode can do about itself."""
-
-    namespaces: bool
-    root: bool  # the zygote is root, in its namespace or for real, and an episode takes another id
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 def become(descriptors: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
@@ -50,18 +28,19 @@ def become(descriptors: list[int], work: str, limits: Limits, confinement: Confi
         own_ids(limits, confinement)
     elif confinement.root:
         take_ids()
-        os.scandir(
-            os.path.dirname(os.__file__)
-        ).close()  # raises where an interpreter in /root is of no use to this id
+        os.scandir(os.path.dirname(os.__file__)).close()  # raises where this id may not read the interpreter
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     own_descriptors(descriptors)
     os.umask(0o077)
     os.chdir(work)
     set_limits(limits)
     linux.prctl(linux.PR_SET_NAME, b"python")
+    if confinement.filters:
+        filter_calls(work, confinement)
     linux.drop_capabilities()
+    temporary = "/tmp" if confinement.namespaces else work
     os.environ.clear()
-    os.environ.update(ENVIRONMENT, HOME=work, TMPDIR="/tmp" if confinement.namespaces else work)
+    os.environ.update(ENVIRONMENT, HOME=work, TMPDIR=temporary)
     repl.serve()
 
 
@@ -100,21 +79,19 @@ def own_descriptors(descriptors: list[int]) -> None:
     """Null, stdout, stderr, channel at 0 to 3 and nothing else."""
     channel, stdout, stderr = descriptors
     null = os.open("/dev/null", os.O_RDWR)
-    kept = [os.dup(d) for d in (null, stdout, stderr, channel)]  # above every target of the next line
-    first_free = max(kept)
+    kept = [os.dup(descriptor) for descriptor in (null, stdout, stderr, channel)]
     if min(kept) <= repl.CHANNEL:
-        raise OSError("descriptors 0 to 3 of the zygote are not all in use")
+        raise OSError("descriptors 0 to 3 of the fork server are not all in use")
     for target, descriptor in enumerate(kept):
         os.dup2(descriptor, target)
-    os.closerange(repl.CHANNEL + 1, first_free + 1)
+    os.closerange(repl.CHANNEL + 1, max(kept) + 1)
 
 
 def set_limits(limits: Limits) -> None:
     with open("/proc/self/statm", "rb") as statm:
         own_pages = int(statm.read().split()[0])
-    address_space = own_pages * resource.getpagesize() + limits.memory_mib * MIB
     hard = {
-        resource.RLIMIT_AS: address_space,
+        resource.RLIMIT_AS: own_pages * resource.getpagesize() + limits.memory_mib * MIB,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_CPU: limits.cpu_seconds,
         resource.RLIMIT_FSIZE: limits.file_mib * MIB,
@@ -128,3 +105,15 @@ def set_limits(limits: Limits) -> None:
         _, ceiling = resource.getrlimit(kind)
         allowed = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
         resource.setrlimit(kind, (allowed, allowed))
+
+
+def filter_calls(work: str, confinement: Confinement) -> None:
+    version = landlock.abi()
+    filter_program = seccomp.program(
+        os.uname().machine,
+        process_namespace=confinement.namespaces,
+        signal_scope=version >= landlock.ABI_SCOPE,
+    )
+    readable = [*confinement.readable, "/proc" if confinement.namespaces else "/proc/self"]
+    landlock.restrict(version, readable, [work, *confinement.writable], DEVICES)
+    seccomp.install(filter_program)

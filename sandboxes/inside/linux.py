@@ -52,6 +52,10 @@ def syscall(name: str, number: int, *arguments: object) -> int:
     return result
 
 
+def size_t(value: int) -> ctypes.c_size_t:
+    return ctypes.c_size_t(value)
+
+
 def prctl(option: int, argument: object = 0, extra: object = 0) -> int:
     return call("prctl", option, argument, extra, 0, 0)
 

@@ -22,6 +22,7 @@ import traceback
 from typing import Any
 
 from . import episode, linux, repl, wire
+from .limits import UID, Confinement, Limits
 
 REQUEST_BYTES = 65536
 NUM_DESCRIPTORS = 4  # channel, stdout, stderr, and a pipe that tells how the episode ended
@@ -33,8 +34,9 @@ FOLDERS = ("/proc", "/work", "/tmp", "/dev/shm", "/old")
 def start(control: int, config: dict[str, Any]) -> None:
     """First stage, outside: build the place, then become the zygote in it with a fresh exec."""
     try:
-        if config["namespaces"]:
-            enter_namespaces(config)
+        confinement = Confinement(**config["confinement"])
+        if confinement.namespaces:
+            enter_namespaces(confinement.root)
             build_root([tuple(pair) for pair in config["binds"]])
             linux.call("sethostname", b"sandbox", 7)
         arguments = [config["python"], *config["flags"], "main", str(control), json.dumps(config)]
@@ -44,15 +46,15 @@ def start(control: int, config: dict[str, Any]) -> None:
         os._exit(1)
 
 
-def enter_namespaces(config: dict[str, Any]) -> None:
+def enter_namespaces(root: bool) -> None:
     """Return as process 1 of new namespaces; the process that came in stays outside as its watcher."""
     host = os.pidfd_open(os.getppid())
     unshared, mapped = os.pipe(), os.pipe()
     own_pid = os.getpid()
     if not os.fork():  # maps several ids only from outside the namespace
         if os.read(unshared[0], 1):
-            ids = [(0, 0), (episode.UID, episode.UID)] if config["root"] else [(0, os.getuid())]
-            linux.map_ids(own_pid, ids, groups=config["root"])
+            ids = [(0, 0), (UID, UID)] if root else [(0, os.getuid())]
+            linux.map_ids(own_pid, ids, groups=root)
             os.write(mapped[1], b"1")
         os._exit(0)
     linux.unshare(linux.ALL_NAMESPACES)
@@ -115,7 +117,7 @@ def show(descriptor: int, target: str) -> None:
 
 
 def main(control: int, config: dict[str, Any]) -> None:
-    """Import, say ready, and fork an episode a request until the host closes the control socket."""
+    """Second stage: import, then serve."""
     channel = socket.socket(fileno=control)
     try:
         sys.path += config["packages"]
@@ -125,8 +127,12 @@ def main(control: int, config: dict[str, Any]) -> None:
     except Exception as error:
         channel.send(json.dumps({"error": f"preload: {error!r}"}).encode()[:REQUEST_BYTES])
         return
-    limits = episode.Limits(**config["limits"])
-    confinement = episode.Confinement(namespaces=config["namespaces"], root=config["root"])
+    serve(channel, Limits(**config["limits"]), Confinement(**config["confinement"]))
+
+
+def serve(channel: socket.socket, limits: Limits, confinement: Confinement) -> None:
+    """Say ready, and fork an episode a request until the other side closes `channel`."""
+    control = channel.fileno()
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken)
@@ -151,8 +157,8 @@ def main(control: int, config: dict[str, Any]) -> None:
 
 def fork_episode(
     channel: socket.socket,
-    limits: episode.Limits,
-    confinement: episode.Confinement,
+    limits: Limits,
+    confinement: Confinement,
     ends: dict[int, int],
     own_namespace: int,
 ) -> bool:
@@ -182,9 +188,7 @@ def fork_episode(
     return True
 
 
-def run_episode(
-    streams: list[int], work: str, limits: episode.Limits, confinement: episode.Confinement
-) -> None:
+def run_episode(streams: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
     """The child's whole life; whatever fails in it is told on the channel and ends it."""
     try:
         signal.set_wakeup_fd(-1)
@@ -200,7 +204,7 @@ def run_episode(
         os._exit(SETUP_FAILED)
 
 
-def reap(ends: dict[int, int], confinement: episode.Confinement) -> None:
+def reap(ends: dict[int, int], confinement: Confinement) -> None:
     """Tell the host of every child that ended: its wait status as four bytes, then the end of the pipe."""
     while True:
         try:

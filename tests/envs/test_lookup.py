@@ -10,7 +10,7 @@ import agent_sat.envs  # noqa: F401  registers
 from agent_sat.envs.lookup import CHARSET, Lookup, Puzzle
 from agent_sat.errors import ConfigError, SandboxError
 from agent_sat.protocols import Demonstrator
-from agent_sat.sandboxes import LocalPool
+from agent_sat.sandboxes import Pool, local_pool
 from agent_sat.types import Ending, SandboxLimits, ToolResult
 
 SEEDS = range(40)
@@ -18,13 +18,13 @@ ALL_SLIPS = {"addend": 0.4, "early": 0.3, "mental": 0.3, "key": 0.4}
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[LocalPool]:
-    with LocalPool(SandboxLimits(timeout_seconds=1.0), tier="process") as pool:
+def pool() -> Iterator[Pool]:
+    with local_pool(SandboxLimits(timeout_seconds=1.0), tier="process") as pool:
         yield pool
 
 
 @pytest.fixture
-def env(pool: LocalPool) -> Iterator[Lookup]:
+def env(pool: Pool) -> Iterator[Lookup]:
     with pool.open() as sandbox:
         yield Lookup(sandbox=sandbox)
 
@@ -57,7 +57,7 @@ def test_gymnasium_makes_it_by_id_and_its_checker_accepts_it() -> None:
         made.close()
 
 
-def test_make_passes_the_sandbox_itself(pool: LocalPool) -> None:
+def test_make_passes_the_sandbox_itself(pool: Pool) -> None:
     with pool.open() as sandbox:
         made = gymnasium.make("agent_sat.envs:agent_sat/Lookup-v0", sandbox=sandbox, disable_env_checker=True)
         made.reset(seed=1, options={"level": 1})
@@ -107,7 +107,7 @@ def test_a_wrong_answer_and_no_answer_end_it_without_reward(env: Lookup) -> None
     assert env.step("I do not know") == ("", 0.0, True, False, {"ending": Ending.ANSWERED})
 
 
-def test_more_calls_than_allowed_truncate_it(pool: LocalPool) -> None:
+def test_more_calls_than_allowed_truncate_it(pool: Pool) -> None:
     with pool.open() as sandbox:
         env = Lookup(sandbox=sandbox, max_turns=2)
         env.reset(seed=1, options={"level": 1})
@@ -180,7 +180,7 @@ def test_the_hidden_table_cannot_be_read_from_its_code() -> None:
     assert get("zzz") == "error"
 
 
-def test_demonstrations_are_what_the_environment_answers(pool: LocalPool) -> None:
+def test_demonstrations_are_what_the_environment_answers(pool: Pool) -> None:
     for seed in SEEDS:
         with pool.open() as sandbox:
             env = Lookup(sandbox=sandbox)
