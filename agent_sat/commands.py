@@ -79,7 +79,7 @@ async def train(config: Config, *, local: bool, resume: RunDirectory | None = No
     try:
         with Progress(config.steps, stratum=config.env.stratum) as progress:
             async with launched(config, run, local=local) as parts:
-                training = Training(config, run, parts, progress, sinks(config, run, run_id))
+                training = Training(config, run, parts, progress, copies(config, run, run_id))
                 outcome = await training.run_from(checkpoint)
         state = "interrupted" if outcome.interrupted else "finished"
         return outcome
@@ -101,7 +101,8 @@ def launched(
     return on_ray(config, run)
 
 
-def sinks(config: Config, run: RunDirectory, run_id: str) -> Fanout:
+def copies(config: Config, run: RunDirectory, run_id: str) -> Fanout:
+    """Where metrics go beside the run directory."""
     wandb = WandbRun(
         project=config.log.wandb_project,
         name=config.name,
@@ -110,20 +111,21 @@ def sinks(config: Config, run: RunDirectory, run_id: str) -> Fanout:
         mode=config.log.wandb,
         config=config.model_dump(mode="json"),
     )
-    return Fanout([JsonlSink(run.metrics), *([WandbSink(wandb)] if config.log.wandb != "disabled" else [])])
+    return Fanout([WandbSink(wandb)] if config.log.wandb != "disabled" else [])
 
 
 class Training:
     """The phases of one training run over parts that are up."""
 
     def __init__(
-        self, config: Config, run: RunDirectory, parts: Parts, progress: Progress, sinks: Fanout
+        self, config: Config, run: RunDirectory, parts: Parts, progress: Progress, copies: Fanout
     ) -> None:
         self.config = config
         self.run = run
         self.parts = parts
         self.progress = progress
-        self.sinks = sinks
+        self.copies = copies
+        self.sinks = Fanout([JsonlSink(run.metrics), copies])
 
     async def run_from(self, checkpoint: Path | None) -> Outcome:
         async with stop_on_signal() as stop:
@@ -199,7 +201,7 @@ class Training:
         )
         with self.run.evaluations.open("a") as file:
             file.write(json.dumps(as_record(step, scores)) + "\n")
-        self.sinks.log(step, as_metrics(scores, self.config.env.stratum))
+        self.copies.log(step, as_metrics(scores, self.config.env.stratum))
         return scores
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from agent_sat.algo.advantage import STEP_ADVANTAGES
 from agent_sat.algo.diagnose import Tally, finish, tally
@@ -36,6 +37,7 @@ class PolicyLearner:
 
     def __init__(self, config: Config, run: RunDirectory | None = None) -> None:
         torch.set_num_threads(config.train.threads)
+        disable_progress_bar()  # of transformers: the run shows its own
         self.config = config
         self.method = config.resolve_method()
         self.tokenizer = load_tokenizer(config.model.tokenizer)
