@@ -1,4 +1,4 @@
-"""Mismatch and trust-region metrics, by turn and by lag: sums that add over micro-batches and ranks, then means.
+"""Mismatch and trust-region metrics by turn and by lag: sums that add over micro-batches, then means.
 
 The words and formulas are those of `agent_sat.analyze`, which computes the same from a run's token record.
 Everything is detached and counts trained tokens only.
@@ -225,7 +225,7 @@ def finish(total: Tally, settings: AlgorithmConfig) -> Metrics:
         metrics |= {f"turn/{k}/{name}": value for name, value in part.items()}
     for n in np.flatnonzero(tokens.sum(0)):
         part = _values(_select(total, np.s_[:, n : n + 1]), settings)
-        shown = {name for name in part if name in BY_LAG or _area(name) == "split"}
+        shown = [name for name in part if name in BY_LAG or _area(name) == "split"]
         metrics |= {f"lag/{n}/{name}": part[name] for name in shown}
     return metrics
 

@@ -83,7 +83,7 @@ def policy_loss(
         batch,
         logprobs,
         granularity=settings.granularity,
-        denominator=settings.denominator or "behavior",
+        denominator=method.denominator,
         needs_recomputed=method.needs_recomputed,
         version=version,
     )
@@ -95,8 +95,9 @@ def policy_loss(
         terms = replace(terms, contraction=contraction)
     surrogate: Surrogate = method.trust_region(terms)
     keep, correction = _keep(method, terms), _correction(method, terms)
+    factor = _product(keep, correction)
     weights = batch.weights
-    loss = -(_product(weights, keep, correction) * surrogate.values).sum()
+    loss = -((weights if factor is None else weights * factor) * surrogate.values).sum()
     kl = _kl(method, batch, terms)
     if kl is not None:
         loss = loss + settings.kl_coefficient * (weights * kl).sum()
@@ -116,15 +117,16 @@ def policy_loss(
         contraction=terms.contraction,
         gate=gate,
         q=q,
-        changed=None if gate is None else _changed(method, terms, surrogate),
+        changed=None if gate is None else _changed(method, terms, surrogate, factor),
         kl=None if kl is None else kl.detach(),
     )
     return LossOutput(loss=loss, tokens=tokens, reference=reference)
 
 
-def _product(weights: Tensor, keep: Tensor | None, correction: Tensor | None) -> Tensor:
-    weights = weights if keep is None else weights * keep
-    return weights if correction is None else weights * correction
+def _product(keep: Tensor | None, correction: Tensor | None) -> Tensor | None:
+    if keep is None or correction is None:
+        return correction if keep is None else keep
+    return keep * correction
 
 
 def _or_false(clipped: Tensor | None, terms: Terms) -> Tensor:
@@ -166,9 +168,10 @@ def _kl(method: Method, batch: Batch, terms: Terms) -> Tensor | None:
     return estimate(terms.logprobs - clean(batch.reference_logprobs, terms.active))
 
 
-def _changed(method: Method, terms: Terms, surrogate: Surrogate) -> Tensor | None:
-    """[N] bool: cut with SAT's radii though the ratio is inside the base method's interval."""
+def _changed(method: Method, terms: Terms, surrogate: Surrogate, factor: Tensor | None) -> Tensor | None:
+    """[N] bool: cut with SAT's radii though the ratio is inside the base method's interval and no mask cut it."""
     if surrogate.clipped is None:
         return None
     ratio, settings = terms.ratio.detach(), method.settings
-    return surrogate.clipped & (ratio <= 1 + settings.eps_high) & (ratio >= 1 - settings.eps_low)
+    changed = surrogate.clipped & (ratio <= 1 + settings.eps_high) & (ratio >= 1 - settings.eps_low)
+    return changed if factor is None else changed & (factor > 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -31,6 +31,11 @@ class Method:
     trust_region: Callable[..., Surrogate]  # (Terms) -> Surrogate
     correction: Callable[..., Any] | None  # (log-ratio [N]) -> [N]
     masks: tuple[Callable[..., Any], ...]  # (Terms) -> [N] bool
+
+    @property
+    def denominator(self) -> Literal["behavior", "recomputed"]:
+        """What the ratio divides by; only a synchronous run may leave it open."""
+        return self.settings.denominator or "behavior"
 
     @property
     def uses_sat(self) -> bool:

@@ -71,7 +71,7 @@ def observe(method: Method, batch: Batch, logprobs: Tensor) -> Observed:
         batch,
         logprobs.detach(),
         granularity=settings.granularity,
-        denominator=settings.denominator or "behavior",
+        denominator=method.denominator,
         needs_recomputed=method.needs_recomputed,
         version=0,
     )
