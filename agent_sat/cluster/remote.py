@@ -21,9 +21,9 @@ class Host:
     def __init__(self, build: Callable[..., Any], *args: Any) -> None:
         self.subject = build(*args)
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
         """Lists of object references among `args` are fetched here, so they never pass through the driver."""
-        result = getattr(self.subject, method)(*[await fetched(arg) for arg in args])
+        result = getattr(self.subject, method)(*[await fetched(arg) for arg in args], **keywords)
         return await result if inspect.isawaitable(result) else result
 
 
@@ -90,7 +90,7 @@ class RemoteRollouts:
         self.num_groups[worker] += 1
         try:
             call = self.handles[worker].call.options(num_returns=2)
-            summary, group = call.remote("run_group", number, task, size, greedy)
+            summary, group = call.remote("run_group", number, task, size=size, greedy=greedy)
             return await answer(summary, f"worker {worker}"), group
         finally:
             self.num_groups[worker] -= 1
