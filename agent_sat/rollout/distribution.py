@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agent_sat.algo.logprobs import temper
+
 
 def behavior_logprobs(logits: Tensor, *, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Log mu [R, V] float32: after temperature, top-k, then top-p, renormalised; -inf outside the kept set.
@@ -15,7 +17,7 @@ def behavior_logprobs(logits: Tensor, *, temperature: Tensor, top_p: Tensor, top
     ties keep the lower id.
     """
     greedy = temperature == 0
-    logprobs = torch.log_softmax(logits.float() / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
+    logprobs = torch.log_softmax(temper(logits, torch.where(greedy, 1.0, temperature)), dim=-1)
     truncates = ((top_p < 1) | (top_k > 0)) & ~greedy
     if not bool(truncates.any()):
         return logprobs

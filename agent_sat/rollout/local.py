@@ -185,7 +185,7 @@ class LocalEngine:
         with self._wake:
             self._ended = end
             left = list(self._awaited)
-        self._outcomes = [(future, end) for future in left]
+        self._outcomes += [(future, end) for future in left]  # after what was settled before the end
         self._deliver()
 
     def _wait(self) -> bool:

@@ -80,6 +80,7 @@ class SlotCache:
         self._device = device
         self._dtype = dtype
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> [slots, KV heads, max_length, dim]
+        self._every_position = torch.arange(max_length, device=device)
         self._rows: Rows | None = None
         self._destinations: dict[int, Tensor] = {}
         self.groups: list[Group] = []
@@ -152,9 +153,8 @@ class SlotCache:
         )
 
     def _bias(self, seen: Index, length: int) -> Tensor:
-        visible = self._tensor(np.arange(length)) <= self._tensor(seen)[..., None]
-        hidden = torch.tensor(float("-inf"), dtype=self._dtype, device=self._device)
-        return torch.where(visible, torch.zeros_like(hidden), hidden)
+        visible = self._every_position[:length] <= self._tensor(seen)[..., None]
+        return torch.where(visible, 0.0, float("-inf")).to(self._dtype)
 
     def _tensor(self, array: Index) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.moe import ExpertsInterface
 
 from agent_sat.errors import EngineError
 from agent_sat.rollout.distribution import behavior_logprobs, draw
 from agent_sat.rollout.local_cache import ATTENTION, SlotCache, slot_attention
+from agent_sat.rollout.local_experts import EXPERTS, grouped_experts
 from agent_sat.rollout.local_slots import Drawn, Feed, RouteShape, Settings
 from agent_sat.rollout.sampling import uniforms
 from agent_sat.types import Nucleus
@@ -27,12 +29,16 @@ class SlotModel:
         require_servable(model, max_length)
         AttentionInterface.register(ATTENTION, slot_attention)
         model.set_attn_implementation(ATTENTION)
+        if getattr(model.config, "_experts_implementation", None) == "grouped_mm":
+            ExpertsInterface.register(EXPERTS, grouped_experts)
+            model.set_experts_implementation(EXPERTS)
         self._model = model.eval().requires_grad_(False)
         self._device = model.device
         self._cache = SlotCache(
             num_slots=num_slots, max_length=max_length, device=model.device, dtype=model.dtype
         )
-        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+        embeddings: Any = model.get_input_embeddings()
+        self.vocab_size = int(embeddings.weight.shape[0])
         routers = find_routers(model) if record_routes else []
         self.route_shape = route_shape(routers)
         self._experts: list[Tensor] = []  # [N, top_k] of each router, in the order they ran

@@ -40,7 +40,9 @@ def tiny_moe(seed: int = 0, *, hidden_size: int = 96, moe_intermediate_size: int
         decoder_sparse_step=1,
         mlp_only_layers=[],
     )
-    return _built(Qwen3MoeForCausalLM, config, seed)
+    model = _built(Qwen3MoeForCausalLM, config, seed)
+    model.set_experts_implementation("grouped_mm")
+    return model
 
 
 def tiny_dense(seed: int = 0) -> PreTrainedModel:
@@ -51,5 +53,4 @@ def _built(kind: Any, config: Any, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = kind(config).eval()
-    model.set_experts_implementation("grouped_mm")
     return model
