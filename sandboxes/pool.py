@@ -47,7 +47,8 @@ class Pool:
     """Sandboxes of one backend, for many threads.
 
     At most `max_open` are open at once: `open` waits up to `queue_seconds` for a free one. `num_warm` slots
-    are kept ready ahead of need. Raises WorkerError, which ends a run, once too many openings and runs failed.
+    are kept ready ahead of need. Raises WorkerError, which ends a run, once too many of the
+    latest openings and runs failed.
     """
 
     def __init__(

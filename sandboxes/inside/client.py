@@ -89,7 +89,7 @@ class Episode:
         self._poller = select.poll()
         self._poller.register(channel, select.POLLIN)
         self._poller.register(end, select.POLLIN)
-        self._first: tuple[float, vitals.Vitals] | None = None  # the first look at this run
+        self._first = (0.0, vitals.NOTHING)  # the first look at this run; the run's start until there is one
         self._next_look = 0.0
         self._frozen: tuple[int, ...] = ()
         self._idle_cpu: float | None = None  # as of the last look between two runs
@@ -112,7 +112,7 @@ class Episode:
         started = time.monotonic()
         signal_all(self._frozen, signal.SIGCONT)
         self._frozen, self._idle_cpu = (), None
-        self._first, self._next_look = None, started + FIRST_LOOK_SECONDS
+        self._first, self._next_look = (started, vitals.NOTHING), started + FIRST_LOOK_SECONDS
         status = self._execute(code.encode("utf-8", "replace"), started + timeout_seconds)
         if status in STATE_LOST:
             self._kill()
@@ -209,14 +209,13 @@ class Episode:
 
     def _look(self) -> None:
         now, seen = time.monotonic(), vitals.read(self.pid)
-        self._first = self._first or (now, seen)
+        if self._first[1] is vitals.NOTHING:
+            self._first = (now, seen)
         self._next_look = now + LOOK_SECONDS
         if seen.private_bytes > self._limits.memory_mib * MIB:
             raise MemoryError
 
     def _was_starved(self) -> bool:
-        if self._first is None:
-            return True  # not even a first look in all this time: this side did not run either
         since, first = self._first
         last = vitals.read(self.pid)
         return vitals.starved(

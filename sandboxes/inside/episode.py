@@ -23,6 +23,9 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 def become(descriptors: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
     """Confine this process and serve on `descriptors` (channel, stdout, stderr) with `work` as its folder."""
     os.setsid()
+    linux.prctl(
+        linux.PR_SET_DUMPABLE, 1
+    )  # where the fork server is not: /proc/self is then this process's own
     if confinement.namespaces:
         own_mounts(work, limits, confinement)
         own_ids(limits, confinement)
@@ -33,7 +36,7 @@ def become(descriptors: list[int], work: str, limits: Limits, confinement: Confi
     own_descriptors(descriptors)
     os.umask(0o077)
     os.chdir(work)
-    set_limits(limits)
+    set_limits(limits, confinement)
     linux.prctl(linux.PR_SET_NAME, b"python")
     if confinement.filters:
         filter_calls(work, confinement)
@@ -87,7 +90,7 @@ def own_descriptors(descriptors: list[int]) -> None:
     os.closerange(repl.CHANNEL + 1, max(kept) + 1)
 
 
-def set_limits(limits: Limits) -> None:
+def set_limits(limits: Limits, confinement: Confinement) -> None:
     with open("/proc/self/statm", "rb") as statm:
         own_pages = int(statm.read().split()[0])
     hard = {
@@ -98,12 +101,13 @@ def set_limits(limits: Limits) -> None:
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_NOFILE: MAX_FILES,
-        resource.RLIMIT_NPROC: limits.num_processes,
+        resource.RLIMIT_NPROC: confinement.max_tasks or resource.RLIM_INFINITY,
         resource.RLIMIT_SIGPENDING: MAX_SIGNALS,
     }
     for kind, value in hard.items():
         _, ceiling = resource.getrlimit(kind)
-        allowed = value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+        finite = [bound for bound in (value, ceiling) if bound != resource.RLIM_INFINITY]
+        allowed = min(finite, default=resource.RLIM_INFINITY)
         resource.setrlimit(kind, (allowed, allowed))
 
 

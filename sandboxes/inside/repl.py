@@ -36,6 +36,8 @@ def serve() -> None:
     open_streams()
     own_pid = os.getpid()
     turn = 0
+    if "numpy.random" in sys.modules:  # the module `random` does this after a fork by itself
+        sys.modules["numpy.random"].seed()
     wire.write_frame(CHANNEL, b'{"ready": true}')
     failed: list[Any] = []  # a stream that failed keeps its buffer, and closing it would raise once more
     while True:

@@ -21,6 +21,9 @@ class Vitals:
     pids: tuple[int, ...]
 
 
+NOTHING = Vitals(private_bytes=0, cpu_seconds=0.0, waiting_seconds=0.0, pids=())
+
+
 def read(pid: int) -> Vitals:
     """Vitals of the tree under `pid`; processes that end meanwhile count as nothing."""
     private_bytes, cpu_seconds, pids = 0, 0.0, []

@@ -140,7 +140,7 @@ def serve(channel: socket.socket, limits: Limits, confinement: Confinement) -> N
     gc.collect()
     gc.freeze()
     channel.send(b'{"ready": true}')
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if confinement.namespaces else -1
     poller = select.poll()
     poller.register(control, select.POLLIN)
     poller.register(wake, select.POLLIN)

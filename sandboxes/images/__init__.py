@@ -1,0 +1,1 @@
+"""How the image of the Docker backend is made."""
