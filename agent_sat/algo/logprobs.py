@@ -73,7 +73,6 @@ def target_logprobs(
 
 
 def _entropy(scaled: Tensor, normalizer: Tensor) -> Tensor:
-    """[R] -sum p log p; a logit of -inf has p = 0 and is selected away before it meets a product."""
-    probabilities = (scaled - normalizer[:, None]).exp()
-    finite = scaled.masked_fill(scaled == -torch.inf, 0.0)
-    return normalizer - (probabilities * finite).sum(-1)
+    """[R] -sum p log p; a log p of -inf has p = 0 and is selected away before it meets a product."""
+    log_p = scaled - normalizer[:, None]
+    return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0.0)).sum(-1)

@@ -169,7 +169,7 @@ def _kl(method: Method, batch: Batch, terms: Terms) -> Tensor | None:
 
 
 def _changed(method: Method, terms: Terms, surrogate: Surrogate, factor: Tensor | None) -> Tensor | None:
-    """[N] bool: cut with SAT's radii though the ratio is inside the base method's interval and no mask cut it."""
+    """[N] bool: cut by SAT's radii alone: inside the base method's interval, and no mask cut it."""
     if surrogate.clipped is None:
         return None
     ratio, settings = terms.ratio.detach(), method.settings
