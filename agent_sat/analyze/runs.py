@@ -103,14 +103,22 @@ def open_run(path: str | Path) -> Run:
         raise ConfigError(
             f"run {path} has no records yet: metrics.jsonl and tokens/ appear with its first step"
         )
-    config = tomllib.loads(directory.config.read_text(encoding="utf-8")) if directory.config.is_file() else {}
     return Run(
         directory=directory,
-        config=config,
+        config=_config(directory),
         manifest=_manifest(directory),
         metrics=read_metrics(directory.metrics) if directory.metrics.is_file() else [],
         evaluations=read_metrics(directory.evaluations) if directory.evaluations.is_file() else [],
     )
+
+
+def _config(directory: RunDirectory) -> dict[str, Any]:
+    if not directory.config.is_file():
+        return {}
+    try:
+        return tomllib.loads(directory.config.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{directory.config} is damaged: {error}") from error
 
 
 def _manifest(directory: RunDirectory) -> dict[str, Any]:

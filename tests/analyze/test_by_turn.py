@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import polars as pl
 import pytest
-from planted import Token, columns, write_run
 from rich.console import Console
 
 from agent_sat.analyze import runs, turns
@@ -14,6 +13,7 @@ from agent_sat.analyze.runs import Window, open_run
 from agent_sat.analyze.sums import read_sums
 from agent_sat.analyze.tables import print_all, print_by_turn
 from agent_sat.errors import ConfigError
+from tests.analyze.planted import Token, columns, write_run
 
 A, B = math.log(0.4), math.log(1.5)  # d of the two tokens of turn 0
 TOKENS = [
