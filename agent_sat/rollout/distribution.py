@@ -31,7 +31,7 @@ def draw(logprobs: Tensor, *, uniform: Tensor, greedy: Tensor) -> Tensor:
 
     logprobs [R, V], uniform [R] float64, greedy [R] bool. A token of probability 0 is never drawn.
     """
-    cumulative = logprobs.double().exp_().cumsum(dim=-1)
+    cumulative = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
     target = uniform[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
     return torch.where(greedy, logprobs.argmax(dim=-1), drawn) if bool(greedy.any()) else drawn

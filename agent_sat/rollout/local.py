@@ -134,7 +134,9 @@ class LocalEngine:
             raise EngineError(
                 f"a prompt of {len(prompt)} tokens; max_length {self._max_length} takes 1 to {longest}"
             )
-        if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
+        if (
+            prompt.view(np.uint32).max() >= self._model.vocab_size
+        ):  # as unsigned, a negative id is a large one
             raise EngineError(f"the prompt has a token id outside 0..{self._model.vocab_size - 1}")
         if params.temperature < 0 or not 0 < params.top_p <= 1 or params.max_tokens < 1:
             raise EngineError(f"needs temperature >= 0, 0 < top_p <= 1 and max_tokens >= 1: {params}")

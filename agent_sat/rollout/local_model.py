@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
@@ -16,6 +16,7 @@ from agent_sat.rollout.distribution import behavior_logprobs, draw
 from agent_sat.rollout.local_cache import ATTENTION, SlotCache, slot_attention
 from agent_sat.rollout.local_experts import EXPERTS, grouped_experts
 from agent_sat.rollout.local_slots import Drawn, Feed, RouteShape, Settings
+from agent_sat.rollout.routers import chosen_experts, find_routers
 from agent_sat.rollout.sampling import uniforms
 from agent_sat.types import Nucleus
 
@@ -44,7 +45,7 @@ class SlotModel:
         self._experts: list[Tensor] = []  # [N, top_k] of each router, in the order they ran
         for router in routers:
             router.register_forward_hook(
-                lambda _router, _inputs, outputs: self._experts.append(chosen(outputs))
+                lambda _router, _inputs, outputs: self._experts.append(chosen_experts(outputs))
             )
 
     def forward(self, feed: Feed) -> tuple[Tensor | None, NDArray[np.int64] | None]:
@@ -101,32 +102,11 @@ def kept_sets(logprobs: Tensor) -> Nucleus:
     )
 
 
-def find_routers(model: nn.Module) -> list[nn.Module]:
-    """The model's expert routers (classes *TopKRouter or *TopkRouter), in model order."""
-    return [m for m in model.modules() if type(m).__name__.lower().endswith("topkrouter")]
-
-
-def chosen(outputs: object) -> Tensor:
-    """The chosen experts [N, top_k] among what a router gives: its one integer tensor."""
-    found = [
-        part
-        for part in (outputs if isinstance(outputs, tuple) else (outputs,))
-        if isinstance(part, Tensor) and not part.is_floating_point()
-    ]
-    if len(found) != 1:
-        raise EngineError(
-            f"a router gave {len(found)} integer tensors; one, the chosen experts, is understood"
-        )
-    return found[0]
-
-
-def route_shape(routers: list[nn.Module]) -> RouteShape | None:
+def route_shape(routers: list[Any]) -> RouteShape | None:
     """What the routers choose for a token; None without routers."""
     if not routers:
         return None
-    first: Any = routers[0]
-    num_experts = int(first.weight.shape[0])
-    return RouteShape(layers=len(routers), top_k=int(first.top_k), num_experts=num_experts)
+    return RouteShape(layers=len(routers), top_k=routers[0].top_k, num_experts=routers[0].num_experts)
 
 
 def require_servable(model: PreTrainedModel, max_length: int) -> None:
