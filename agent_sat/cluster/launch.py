@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -61,13 +62,7 @@ def connect(config: Config) -> None:
     """Join the configured cluster, or start one that ends with this process and reports to nobody."""
     needed = config.engine.threads + config.train.threads
     if config.cluster.address is not None:
-        try:
-            ray.init(address=config.cluster.address, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise ConfigError(
-                f"cluster.address {config.cluster.address!r}: no Ray cluster answers there; start one with "
-                f"`ray start --head`, or leave the key out to have one started"
-            ) from error
+        join(config.cluster.address)
         found = int(ray.cluster_resources().get("CPU", 0))
         if found < needed:
             ray.shutdown()
@@ -84,3 +79,17 @@ def connect(config: Config) -> None:
         log_to_driver=False,
         logging_level="ERROR",
     )
+
+
+def join(address: str) -> None:
+    """Connect to a running cluster; one that is not there is found out in seconds, not in Ray's own minutes."""
+    host_name, _, port = address.removeprefix("ray://").partition(":")
+    try:
+        if port:
+            socket.create_connection((host_name, int(port)), CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"cluster.address {address!r}: no Ray cluster answers there ({error}); start one with "
+            "`ray start --head`, or leave the key out to have one started"
+        ) from error
