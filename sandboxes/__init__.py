@@ -6,7 +6,8 @@ if __name__ != "agent_sat.sandboxes":
         "`from agent_sat.sandboxes import ...` and keep the folder above it off sys.path"
     )
 
+from agent_sat.sandboxes.doctor import probe
 from agent_sat.sandboxes.local import local_pool
 from agent_sat.sandboxes.pool import Pool, PooledSandbox
 
-__all__ = ["Pool", "PooledSandbox", "local_pool"]
+__all__ = ["Pool", "PooledSandbox", "local_pool", "probe"]

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import sysconfig
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
 
 from agent_sat.errors import SandboxError
-from agent_sat.sandboxes.inside import client, episode
-from agent_sat.sandboxes.inside.limits import UID, Confinement, Limits, Outcome
+from agent_sat.sandboxes.inside import client
+from agent_sat.sandboxes.inside.limits import UID, Limits, Outcome
+from agent_sat.sandboxes.launch import Tier, Zygote
 from agent_sat.sandboxes.ledger import Ledger
 from agent_sat.sandboxes.pool import Pool
 from agent_sat.types import SandboxLimits
 
-Tier = Literal["jail", "confined", "process"]
 TIERS: tuple[Tier, ...] = ("jail", "confined", "process")  # the strongest first
 WORK = "/work"  # with namespaces
 STDLIB = (
     *("collections", "datetime", "decimal", "fractions", "functools", "hashlib", "itertools", "json", "math"),
     *("random", "re", "statistics", "string"),
 )
-SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime")
-HIDDEN = ("/tmp", "/work", "/dev", "/proc")  # an episode mounts its own there
-PYTHON_FLAGS = ("-I", "-B", "-S")
-BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from inside import zygote; zygote.launch()"
-START_SECONDS, CLOSE_SECONDS = 60.0, 10.0
 CPU_TIMEOUTS = 20  # CPU seconds of one process, in timeouts of one run
-SHARED_TASKS = 32  # episodes' worth of processes, for all together where the kernel counts them by user
 DISK_FILES = 2  # size of a work folder, in largest files
 FORKS_OF_A_ZYGOTE = 10_000  # then a new one takes over
 
@@ -59,14 +44,16 @@ def local_pool(
     `warm_up` is trusted code run there once. Raises SandboxError when `tier` cannot be had, with the reason
     of each one tried.
     """
-    backend = LocalBackend(limits, tier=tier, preload=preload, warm_up=warm_up)
+    backend = LocalBackend(limits, tiers=TIERS[: TIERS.index(tier) + 1], preload=preload, warm_up=warm_up)
     return Pool(backend, limits, max_open=max_open, num_warm=num_warm)
 
 
 class LocalBackend:
     """Fork servers on this machine: one that forks, and older ones until their last episode is over."""
 
-    def __init__(self, limits: SandboxLimits, *, tier: Tier, preload: Sequence[str], warm_up: str) -> None:
+    def __init__(
+        self, limits: SandboxLimits, *, tiers: Sequence[Tier], preload: Sequence[str], warm_up: str
+    ) -> None:
         self._limits = inner_limits(limits)
         self._preload, self._warm_up = tuple(preload), warm_up
         self._lock = threading.Lock()
@@ -75,7 +62,7 @@ class LocalBackend:
         os.chmod(self._folder, 0o711)
         self.tier: Tier
         try:
-            self.tier, self._zygote = self._strongest(tier)
+            self.tier, self._zygote = self._strongest(tiers)
         except SandboxError:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -113,20 +100,19 @@ class LocalBackend:
             self._retired.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _strongest(self, least: Tier) -> tuple[Tier, Zygote]:
-        """The strongest tier, found by confining a first episode in it."""
-        accepted = TIERS[: TIERS.index(least) + 1]
+    def _strongest(self, accepted: Sequence[Tier]) -> tuple[Tier, Zygote]:
+        """The first of the tiers that works, found by confining a first episode in it."""
         reasons: list[str] = []
         for tier in accepted:
             try:
                 return tier, self._proven(tier)
             except SandboxError as error:
                 reasons.append(f"{tier}: {error}")
-        weaker = TIERS[len(accepted) :]
+        weaker = TIERS[TIERS.index(accepted[-1]) + 1 :]
         advice = (
             f"; where that is enough, ask for a weaker tier by name: {', '.join(weaker)}" if weaker else ""
         )
-        raise SandboxError(f"sandbox tier {least!r} cannot be had here ({'; '.join(reasons)}){advice}")
+        raise SandboxError(f"sandbox tier {accepted[-1]!r} cannot be had here ({'; '.join(reasons)}){advice}")
 
     def _proven(self, tier: Tier) -> Zygote:
         zygote = self._new_zygote(tier)
@@ -185,122 +171,6 @@ class LocalSlot:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._backend.release(self._zygote)
-
-
-class Zygote:
-    """A running fork server. Raises SandboxError when it cannot be started as `tier` asks for."""
-
-    def __init__(self, limits: Limits, tier: Tier, preload: Sequence[str], warm_up: str, folder: str) -> None:
-        self.num_forked = self.num_living = 0
-        self._limits = limits
-        layout = Layout.of_this_interpreter(jailed=tier == "jail")
-        confinement = Confinement(
-            namespaces=tier == "jail",
-            filters=tier != "process",
-            root=os.geteuid() == 0,
-            max_tasks=limits.num_processes
-            if tier == "jail"
-            else count_tasks() + SHARED_TASKS * limits.num_processes,
-            readable=("/",) if tier == "jail" else layout.readable,
-            writable=("/tmp", "/dev/shm") if tier == "jail" else (),
-        )
-        config = {
-            "python": layout.python,
-            "flags": [*PYTHON_FLAGS, "-c", BOOTSTRAP, layout.inside],
-            "binds": layout.binds,
-            "environment": episode.ENVIRONMENT,
-            "packages": layout.packages,
-            "preload": list(preload),
-            "warm_up": warm_up,
-            "limits": asdict(limits),
-            "confinement": asdict(confinement),
-        }
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(START_SECONDS)
-        outside = [str(interpreter()), *PYTHON_FLAGS, "-c", BOOTSTRAP, str(Path(__file__).parent)]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*outside, "start", str(theirs.fileno()), json.dumps(config)],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=episode.ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        try:
-            client.answer(self._control)
-        except client.SetupFailed as error:
-            self.close()
-            raise SandboxError(str(error)) from error
-
-    def fork(self, work: str) -> client.Episode:
-        """A new episode; one thread at a time. Raises client.SetupFailed."""
-        forked = client.fork(self._control, work, self._limits)
-        self.num_forked += 1
-        self.num_living += 1
-        return forked
-
-    def close(self) -> None:
-        """End the fork server and with it every episode."""
-        self._control.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where things lie for the fork server."""
-
-    python: str
-    inside: str  # the folder that holds the package `inside`
-    packages: list[str]
-    binds: list[tuple[str, str]]
-    readable: tuple[str, ...]
-
-    @staticmethod
-    def of_this_interpreter(*, jailed: bool) -> Layout:
-        python, here, prefix = interpreter(), Path(__file__).parent, Path(sys.base_prefix).resolve()
-        found = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-        packages = sorted(path for path in found if os.path.isdir(path))
-        if not jailed:
-            readable = (*SYSTEM, str(prefix), *packages, str(here / "inside"))
-            return Layout(
-                python=str(python), inside=str(here), packages=packages, binds=[], readable=readable
-            )
-        binds = [(path, path) for path in (*SYSTEM, *episode.DEVICES) if os.path.lexists(path)]
-        home = prefix
-        if not prefix.is_relative_to("/usr"):
-            home = Path("/opt/python") if any(map(prefix.is_relative_to, HIDDEN)) else prefix
-            binds.append((str(prefix), str(home)))
-        binds.append((str(here / "inside"), "/opt/agent_sat/inside"))
-        targets = [f"/opt/packages/{number}" for number in range(len(packages))]
-        binds += zip(packages, targets, strict=True)
-        inner = home / python.relative_to(prefix) if python.is_relative_to(prefix) else python
-        return Layout(
-            python=str(inner), inside="/opt/agent_sat", packages=targets, binds=binds, readable=("/",)
-        )
-
-
-def interpreter() -> Path:
-    """The interpreter itself, also where a virtual environment points to it."""
-    return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
-
-
-def count_tasks() -> int:
-    """Threads of the user id that episodes without namespaces run under."""
-    uid = UID if os.geteuid() == 0 else os.geteuid()
-    count = 0
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if entry.stat().st_uid == uid:
-                    count += len(os.listdir(f"{entry.path}/task"))
-    return count
 
 
 def inner_limits(limits: SandboxLimits) -> Limits:

@@ -21,7 +21,7 @@ from pathlib import Path
 from agent_sat.errors import SandboxError
 from agent_sat.sandboxes.docker import CODE_LABEL, IMAGE, PYTHON_LABEL, code_digest, connect
 from agent_sat.sandboxes.inside.limits import UID
-from agent_sat.sandboxes.local import interpreter
+from agent_sat.sandboxes.launch import interpreter
 
 HERE = Path(__file__).parent
 INSIDE = HERE.parent / "inside"

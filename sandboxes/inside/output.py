@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-UTF8_CONTINUATION, UTF8_LEAD, UTF8_MARK = 0x80, 0xC0, 0xC0
+UTF8_CONTINUATION, UTF8_LEAD, UTF8_INVALID, UTF8_MARK = 0x80, 0xC0, 0xF8, 0xC0
 UTF8_MAX_BYTES = 4
 
 
@@ -21,7 +21,7 @@ def drop_torn_end(text: bytes) -> tuple[bytes, int]:
     """Without a last character that is not all there; and the number of bytes dropped."""
     for back in range(1, min(UTF8_MAX_BYTES, len(text)) + 1):
         byte = text[-back]
-        if byte & UTF8_MARK == UTF8_LEAD:
+        if UTF8_LEAD <= byte < UTF8_INVALID:
             length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return (text[:-back], back) if length > back else (text, 0)
         if byte & UTF8_MARK != UTF8_CONTINUATION:

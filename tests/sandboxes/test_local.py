@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent_sat.errors import SandboxError
-from agent_sat.sandboxes import Pool, local_pool
+from agent_sat.sandboxes import Pool, local_pool, probe
 from tests.sandboxes.conftest import LIMITS
 
 
@@ -103,7 +103,7 @@ def test_nothing_survives_the_sudden_death_of_the_host(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent("""
         import os, signal
-        from agent_sat.sandboxes import Pool, local_pool
+        from agent_sat.sandboxes import Pool, local_pool, probe
         sandbox = local_pool(tier="process").open()
         print(sandbox.run("import subprocess; p = subprocess.Popen(['sleep', '33.07'])").status, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -139,3 +139,50 @@ def test_the_bare_name_is_refused() -> None:
             check=False,
         )
         assert f"agent_sat.{name}" in ended.stderr and ended.returncode == 1
+
+
+def test_a_tier_that_cannot_be_had_is_told_with_the_weaker_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_sat.sandboxes import launch
+
+    def refuse(*arguments: object) -> None:
+        raise SandboxError("unshare: Operation not permitted")
+
+    monkeypatch.setattr("agent_sat.sandboxes.local.Zygote", refuse)
+    with pytest.raises(
+        SandboxError, match=r"'jail' cannot be had.*not permitted.*by name: confined, process"
+    ):
+        local_pool(LIMITS, tier="jail")
+    assert launch.interpreter().exists()
+
+
+def test_a_new_fork_server_takes_over_and_the_old_one_ends_with_its_last_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent_sat.sandboxes.local.FORKS_OF_A_ZYGOTE", 3)
+    before = fork_servers()
+    with local_pool(LIMITS, tier="process") as pool:
+        sandboxes = [pool.open() for _ in range(4)]
+        assert len(fork_servers() - before) == 2
+        for sandbox in sandboxes:
+            assert sandbox.run("1").stdout == "1\n"
+            sandbox.close()
+        assert len(fork_servers() - before) == 1
+    assert fork_servers() == before
+
+
+def test_the_probe_names_a_tier_that_a_pool_then_really_has() -> None:
+    found = probe(LIMITS, docker=False)
+    with local_pool(LIMITS, tier="process") as pool:
+        assert found.tier == pool.tier
+    assert all(finding.works or (finding.reason and finding.advice) for finding in found.findings)
+
+
+def test_preloaded_numpy_draws_other_numbers_in_every_episode() -> None:
+    with (
+        local_pool(LIMITS, tier="process", preload=("numpy",)) as pool,
+        pool.open() as one,
+        pool.open() as other,
+    ):
+        code = "import numpy as np\nprint(np.random.random(), int(np.arange(4).sum()))"
+        first, second = one.run(code).stdout.split(), other.run(code).stdout.split()
+        assert first[1] == second[1] == "6" and first[0] != second[0]
