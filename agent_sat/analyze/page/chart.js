@@ -265,12 +265,12 @@ async function savePng(root, title) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-// A table with definitions on its headings. columns: [{title, meaning, unit, of: row => value or text}]
+// A table with definitions on its headings. columns: [{title, meaning, unit, text, of: row => value or text}]
 function dataTable(columns, rows) {
-  const head = element("tr", {}, columns.map((column) => element("th", { title: column.meaning || null, class: column.meaning ? "defined" : null }, column.title)));
+  const head = element("tr", {}, columns.map((column) => element("th", { title: column.meaning || null, class: [column.meaning ? "defined" : "", column.text ? "text" : ""].join(" ").trim() || null }, column.title)));
   const body = rows.map((row) => element("tr", {}, columns.map((column) => {
     const value = column.of(row);
-    return element("td", {}, typeof value === "string" || value instanceof Node ? value : figureText(value, column.unit));
+    return element("td", { class: column.text ? "text" : null }, typeof value === "string" || value instanceof Node ? value : figureText(value, column.unit));
   })));
   return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, body)));
 }

@@ -28,7 +28,7 @@ function verdicts() {
   const told = SHOWN.map((outcome) => [element("h2", {}, `Verdicts: ${DATA.outcomes[outcome]}`), DATA.contrasts.filter((contrast) => contrast.outcome === outcome).map((contrast) => element("p", { class: contrast.separable ? "verdict separable" : "verdict" }, contrast.verdict))]);
   return element("div", {}, DATA.warnings.map((warning) => element("p", { class: "status bad" }, warning)),
     ...told.flat(2),
-    element("h2", {}, "By method"), dataTable([{ title: "method", of: (c) => c.method }, { title: "setting", of: (c) => c.setting || "-" }, { title: "seeds", of: (c) => c.seeds.length }, ...SHOWN.map((name) => ({ title: DATA.outcomes[name], meaning: "mean over seeds, 95% Student interval", of: (c) => withInterval(c.outcomes[name]) })), { title: "collapsed", meaning: DATA.collapse_rule, of: (c) => `${c.collapses} of ${c.seeds.length}` }], CELLS),
+    element("h2", {}, "By method"), dataTable([{ title: "method", text: true, of: (c) => c.method }, { title: "setting", text: true, of: (c) => c.setting || "-" }, { title: "seeds", of: (c) => c.seeds.length }, ...SHOWN.map((name) => ({ title: DATA.outcomes[name], meaning: "mean over seeds, 95% Student interval", of: (c) => withInterval(c.outcomes[name]) })), { title: "collapsed", meaning: DATA.collapse_rule, of: (c) => `${c.collapses} of ${c.seeds.length}` }], CELLS),
     element("div", { class: "notes" }, element("p", {}, DATA.note), element("p", {}, DATA.collapse_rule)));
 }
 
@@ -43,7 +43,7 @@ function byTurn() {
 
 function runs() {
   const rows = CELLS.flatMap((cell) => cell.runs.map((run) => ({ cell, run })));
-  return dataTable([{ title: "method", of: (r) => r.cell.method }, { title: "setting", of: (r) => r.cell.setting || "-" }, { title: "seed", of: (r) => r.run.seed }, { title: "state", of: (r) => r.run.state }, ...SHOWN.map((name) => ({ title: DATA.outcomes[name], of: (r) => r.run.outcomes[name] })), { title: "collapse", of: (r) => (r.run.collapse_step < 0 ? "no" : `step ${r.run.collapse_step}`) }, { title: "gradient spikes", of: (r) => r.run.spikes }, { title: "run", of: (r) => r.run.path }], rows);
+  return dataTable([{ title: "method", text: true, of: (r) => r.cell.method }, { title: "setting", text: true, of: (r) => r.cell.setting || "-" }, { title: "seed", of: (r) => r.run.seed }, { title: "state", text: true, of: (r) => r.run.state }, ...SHOWN.map((name) => ({ title: DATA.outcomes[name], of: (r) => r.run.outcomes[name] })), { title: "collapse", of: (r) => (r.run.collapse_step < 0 ? "no" : `step ${r.run.collapse_step}`) }, { title: "gradient spikes", of: (r) => r.run.spikes }, { title: "run", text: true, of: (r) => r.run.path }], rows);
 }
 
 const PAGES = { verdicts, "learning curves": curves, "by turn": byTurn, runs };

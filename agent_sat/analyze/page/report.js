@@ -177,7 +177,7 @@ function rewardChart() {
 
 function rewards() {
   const scores = DATA.evaluations.flatMap((one) => (one.scores || []).map((score) => ({ step: one.step, ...score })));
-  const table = scores.length ? dataTable([{ title: "step", of: (s) => s.step }, { title: "kind", of: (s) => String(s.kind) }, { title: "stratum", of: (s) => String(s.stratum) }, { title: "success", unit: "share", of: (s) => (s.total ? s.successes / s.total : null) }, { title: "episodes", of: (s) => s.total }], scores) : element("p", { class: "empty" }, "No evaluation was recorded.");
+  const table = scores.length ? dataTable([{ title: "step", of: (s) => s.step }, { title: "kind", text: true, of: (s) => String(s.kind) }, { title: "stratum", text: true, of: (s) => String(s.stratum) }, { title: "success", unit: "share", of: (s) => (s.total ? s.successes / s.total : null) }, { title: "episodes", of: (s) => s.total }], scores) : element("p", { class: "empty" }, "No evaluation was recorded.");
   const r = DATA.reward_by_turns;
   return element("div", {}, grid(rewardChart(), metricChart("Reward by stratum", named(/^reward\/[^/]+=/), { yLabel: "reward", sequence: true, label: (name) => name.slice(7) }),
     metricChart("Gradient norm", ["train/grad_norm"], { logY: true, yLabel: "norm before clipping", definition: DATA.rules.spike, note: DATA.stability.spikes.length ? `Spikes at steps ${DATA.stability.spikes.slice(0, 30).join(", ")}.` : "No spikes." }),
@@ -193,7 +193,7 @@ function episodesView() {
 
 function about() {
   const rows = Object.entries(M);
-  return element("div", {}, element("h2", {}, "Definitions"), dataTable([{ title: "measure", of: ([, m]) => m.title }, { title: "unit", of: ([, m]) => m.unit || "-" }, { title: "meaning", of: ([, m]) => element("span", { class: "text" }, m.meaning) }], rows),
+  return element("div", {}, element("h2", {}, "Definitions"), dataTable([{ title: "measure", text: true, of: ([, m]) => m.title }, { title: "unit", text: true, of: ([, m]) => m.unit || "-" }, { title: "meaning", text: true, of: ([, m]) => m.meaning }], rows),
     element("h2", {}, "Rules"), element("p", {}, DATA.rules.collapse), element("p", {}, DATA.rules.spike), element("h2", {}, "Sessions"), textBlock(JSON.stringify(DATA.run.sessions, null, 1)), element("h2", {}, "Config"), textBlock(DATA.run.config));
 }
 
