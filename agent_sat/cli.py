@@ -82,12 +82,67 @@ def eval(  # noqa: A001 - the command's name
 @app.command()
 def analyze(
     run_dir: RunDir,
-    steps: Annotated[str | None, typer.Option(help="A range of steps, first:last, e.g. 10:50 or 40:")] = None,
+    steps: Annotated[str, typer.Option(help="A range of steps, first:last, e.g. 10:50 or 40:")] = ":",
+    out: Annotated[Path | None, typer.Option(help="Also write one self-contained HTML page")] = None,
 ) -> None:
-    """Mismatch, tails and clipping by tool turn."""
-    from agent_sat.analyze.tables import print_by_turn
+    """Mismatch, tails and clipping by tool turn, lag and KL group; --out writes the interactive report."""
+    from agent_sat.analyze.report import write_report
+    from agent_sat.analyze.tables import print_all
 
-    print_by_turn(run_dir, steps or ":")
+    print_all(run_dir, steps)
+    if out is not None:
+        console.print(f"report written to {write_report(run_dir, out, steps)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def view(
+    run_dir: RunDir,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 takes a free one")] = 8765,
+) -> None:
+    """Every episode, token by token, in a browser on this machine; Ctrl-C ends it."""
+    from agent_sat.analyze.viewer import serve
+
+    serve(run_dir, port)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path | None, typer.Argument(help="A run's TOML file; not with --runs")] = None,
+    methods: Annotated[str, typer.Option(help="Presets, the baseline first")] = "sat-grpo,sat-grpo-turn",
+    lags: Annotated[str, typer.Option(help="Optimizer updates between two publications of weights")] = "1",
+    seeds: Annotated[str, typer.Option(help="Each seed is a paired observation")] = "0,1,2",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of every run, key=value")] = None,
+    runs: Annotated[list[Path] | None, typer.Option(help="Compare these finished runs instead")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the comparison")] = Path("runs/compare"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; default: one per two cores")] = None,
+) -> None:
+    """Train a grid of methods, lags and seeds from identical warm starts, then compare it with intervals.
+
+    Example: `agent-sat compare configs/quickstart.toml --methods sat-grpo,sat-grpo-turn --lags 1,8 --seeds 0,1,2`.
+    Called again it goes on with what is missing.
+    """
+    from agent_sat.analyze.compare_report import compare as write_comparison
+    from agent_sat.analyze.compare_report import markdown
+    from agent_sat.grid import default_jobs, make_grid, numbers, run_grid, split
+
+    if (config is None) == (not runs):
+        raise ConfigError("give either a config file or --runs DIR, e.g. agent-sat compare configs/quickstart.toml")
+    if config is not None:
+        grid = make_grid(
+            config,
+            methods=list(split(methods, "methods")),
+            lags=numbers(lags, "lags"),
+            seeds=numbers(seeds, "seeds"),
+            overrides=set_ or [],
+        )
+        runs = run_grid(config, grid, out, jobs=jobs or default_jobs(), say=tell)
+    comparison = write_comparison(runs or [], out)
+    console.print(markdown(comparison), markup=False, highlight=False, soft_wrap=True)
+    tell(f"written to {out}/comparison.html, comparison.md and comparison.json")
+
+
+def tell(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
@@ -105,7 +160,9 @@ def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
         console.print(f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True)
     else:
         console.print(
-            f"next: agent-sat eval {path}   |   agent-sat analyze {path} --steps 1:10", highlight=False, soft_wrap=True
+            f"next: agent-sat analyze {path} --out report.html   |   agent-sat view {path}   |   agent-sat eval {path}",
+            highlight=False,
+            soft_wrap=True,
         )
 
 

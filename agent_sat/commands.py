@@ -59,8 +59,8 @@ def preflight(config: Config) -> None:
             f"max_position_embeddings {longest}; lower the one or raise the other"
         )
     try:
-        with torch.device("meta"):
-            AutoModelForCausalLM.from_config(model_config)
+        with torch.device("meta"), torch.no_grad():
+            AutoModelForCausalLM.from_config(model_config)(input_ids=torch.zeros(1, 2, dtype=torch.int64))
     except (ValueError, RuntimeError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"model.config: the sizes do not make a model: {error}") from error
 

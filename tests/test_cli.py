@@ -26,7 +26,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["train.learing_rate=1"], ("train.learing_rate", "did you mean 'learning_rate'")),
         (["method=sat_grpo"], ("sat_grpo", "'sat-grpo'")),
         (["rollout.max_length=4096"], ("4096", "max_position_embeddings 512")),
-        (["env.id=agent_sat/Lookpu-v0"], ("agent_sat/Lookpu-v0", "agent_sat/Lookup")),
+        (["env.id=agent_sat/Lookpu-v0"], ("agent_sat/Lookpu-v0", "Did you mean: `Lookup`")),
         (["env.kwargs={max_truns = 3}"], ("max_truns",)),
         (["model.config.num_attention_heads=5", "model.config.num_key_value_heads=2"], ("model.config",)),
         (["rollout.stop=['</pyhton>']"], ("rollout.stop", "</pyhton>")),

@@ -17,14 +17,14 @@ LAYERS = (
     ("train",),
     ("loop", "evaluate"),
     ("cluster", "analyze"),
-    ("commands",),
+    ("commands", "grid"),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PLUGINS = ("envs", "sandboxes")
 DOORS = {
     "ray": ("cluster/launch.py", "cluster/remote.py"),
-    "docker": ("sandboxes/docker.py",),
+    "docker": ("sandboxes/docker.py", "sandboxes/containers.py"),
     "wandb": ("log/metrics.py",),
     "sglang": (),
 }
