@@ -86,6 +86,7 @@ class Episode:
         self._end = end
         self._pidfd = pidfd
         self._buffer = bytearray()
+        channel.setblocking(False)
         self._poller = select.poll()
         self._poller.register(channel, select.POLLIN)
         self._poller.register(end, select.POLLIN)
@@ -159,8 +160,7 @@ class Episode:
             return "error"
         nonce = os.urandom(wire.NONCE_BYTES // 2).hex()
         try:
-            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-            self._channel.sendall(wire.frame(nonce.encode() + code))
+            self._send(wire.frame(nonce.encode() + code), deadline)
             try:
                 return self._reply(nonce, deadline)
             except TimeoutError:
@@ -173,6 +173,17 @@ class Episode:
             return "memory"
         except (Lost, OSError):
             return self._how_it_ended(deadline)
+
+    def _send(self, request: bytes, deadline: float) -> None:
+        left = memoryview(request)
+        while left:
+            try:
+                left = left[self._channel.send(left) :]
+            except BlockingIOError:
+                poller = select.poll()
+                poller.register(self._channel, select.POLLOUT)
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1e3):
+                    raise TimeoutError from None
 
     def _reply(self, nonce: str, deadline: float) -> str:
         """The answer to this request; frames of another one, late or forged, are dropped."""
@@ -273,6 +284,9 @@ class Shown:
     full: bool  # the file reached its size limit
 
 
+NOTHING_SHOWN = Shown(text="", cut=False, full=False)
+
+
 class Output:
     """A file in memory that an episode appends to and that outlives it."""
 
@@ -286,11 +300,12 @@ class Output:
         """What was written since the last call, head and tail where it is too long."""
         size = os.fstat(self.descriptor).st_size
         length = max(0, size - self._position)
+        if not length:
+            self._position = size
+            return NOTHING_SHOWN
         half = self._shown_bytes // 2
         if length <= self._shown_bytes:
-            text = (
-                os.pread(self.descriptor, length, self._position).decode("utf-8", "replace") if length else ""
-            )
+            text = os.pread(self.descriptor, length, self._position).decode("utf-8", "replace")
         else:
             head = os.pread(self.descriptor, half, self._position)
             tail = os.pread(self.descriptor, half, size - half)
@@ -298,6 +313,6 @@ class Output:
         if size > KEPT_OUTPUT_BYTES:
             os.ftruncate(self.descriptor, 0)
             size = 0
-        full = self._position + length >= self._max_bytes and length > 0
+        full = self._position + length >= self._max_bytes
         self._position = size
         return Shown(text=text, cut=length > self._shown_bytes, full=full)

@@ -20,7 +20,9 @@ ENVIRONMENT = {
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def become(descriptors: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
+def become(
+    descriptors: list[int], work: str, limits: Limits, confinement: Confinement, filter_program: bytes
+) -> None:
     """Confine this process and serve on `descriptors` (channel, stdout, stderr) with `work` as its folder."""
     os.setsid()
     linux.prctl(
@@ -39,7 +41,9 @@ def become(descriptors: list[int], work: str, limits: Limits, confinement: Confi
     set_limits(limits, confinement)
     linux.prctl(linux.PR_SET_NAME, b"python")
     if confinement.filters:
-        filter_calls(work, confinement)
+        readable = [*confinement.readable, "/proc" if confinement.namespaces else "/proc/self"]
+        landlock.restrict(landlock.abi(), readable, [work, *confinement.writable], DEVICES)
+        seccomp.install(filter_program)
     linux.drop_capabilities()
     temporary = "/tmp" if confinement.namespaces else work
     os.environ.clear()
@@ -111,13 +115,12 @@ def set_limits(limits: Limits, confinement: Confinement) -> None:
         resource.setrlimit(kind, (allowed, allowed))
 
 
-def filter_calls(work: str, confinement: Confinement) -> None:
-    version = landlock.abi()
-    filter_program = seccomp.program(
+def call_filter(confinement: Confinement) -> bytes:
+    """The seccomp program for episodes of this fork server, made once; empty without filters."""
+    if not confinement.filters:
+        return b""
+    return seccomp.program(
         os.uname().machine,
         process_namespace=confinement.namespaces,
-        signal_scope=version >= landlock.ABI_SCOPE,
+        signal_scope=landlock.abi() >= landlock.ABI_SCOPE,
     )
-    readable = [*confinement.readable, "/proc" if confinement.namespaces else "/proc/self"]
-    landlock.restrict(version, readable, [work, *confinement.writable], DEVICES)
-    seccomp.install(filter_program)

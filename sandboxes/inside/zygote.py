@@ -19,7 +19,7 @@ import stat
 import struct
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from . import episode, linux, repl, wire
 from .limits import UID, Confinement, Limits
@@ -132,104 +132,107 @@ def main(control: int, config: dict[str, Any]) -> None:
 
 def serve(channel: socket.socket, limits: Limits, confinement: Confinement) -> None:
     """Say ready, and fork an episode a request until the other side closes `channel`."""
-    control = channel.fileno()
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    server = Server(channel, limits, confinement)
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.freeze()
     channel.send(b'{"ready": true}')
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if confinement.namespaces else -1
     poller = select.poll()
-    poller.register(control, select.POLLIN)
+    poller.register(channel, select.POLLIN)
     poller.register(wake, select.POLLIN)
-    ends: dict[int, int] = {}  # child pid -> the pipe that tells how it ended
     while True:
         for descriptor, _ in poller.poll():
             if descriptor == wake:
                 os.read(wake, 4096)
-                reap(ends, confinement)
-            elif not fork_episode(channel, limits, confinement, ends, own_namespace):
-                end_all(ends)
+                server.reap()
+            elif not server.answer():
+                server.end_all()
                 return
 
 
-def fork_episode(
-    channel: socket.socket,
-    limits: Limits,
-    confinement: Confinement,
-    ends: dict[int, int],
-    own_namespace: int,
-) -> bool:
-    """Answer one request with the pid and a pidfd of a new episode; False when the host is gone."""
-    message, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES, NUM_DESCRIPTORS)
-    if not message:
-        return False
-    *streams, end = descriptors
-    try:
-        if confinement.namespaces:
-            linux.unshare(linux.CLONE_NEWPID)  # the next child is process 1 of its own namespace
-        pid = os.fork()
-        if not pid:
-            run_episode(streams, json.loads(message)["work"], limits, confinement)
-        if confinement.namespaces:
-            linux.setns(own_namespace, linux.CLONE_NEWPID)
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        channel.send(json.dumps({"error": str(error)}).encode())
-        os.close(end)
-    else:
-        ends[pid] = end
-        socket.send_fds(channel, [json.dumps({"pid": pid}).encode()], [pidfd])
-        os.close(pidfd)
-    for descriptor in streams:
-        os.close(descriptor)
-    return True
+class Server:
+    """The living children, and what each of them puts on itself."""
 
+    def __init__(self, channel: socket.socket, limits: Limits, confinement: Confinement) -> None:
+        self._channel, self._limits, self._confinement = channel, limits, confinement
+        self._filter = episode.call_filter(confinement)
+        self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if confinement.namespaces else -1
+        self._ends: dict[int, int] = {}  # child pid -> the pipe that tells how it ended
 
-def run_episode(streams: list[int], work: str, limits: Limits, confinement: Confinement) -> None:
-    """The child's whole life; whatever fails in it is told on the channel and ends it."""
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        episode.become(streams, work, limits, confinement)
-    except BaseException as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        message = json.dumps({"error": f"{error} ({where.name})"}).encode()
-        for descriptor in (streams[0], repl.CHANNEL):  # before or after it was moved there
-            with contextlib.suppress(OSError):
-                wire.write_frame(descriptor, message)
-    finally:
-        os._exit(SETUP_FAILED)
-
-
-def reap(ends: dict[int, int], confinement: Confinement) -> None:
-    """Tell the host of every child that ended: its wait status as four bytes, then the end of the pipe."""
-    while True:
+    def answer(self) -> bool:
+        """Answer one request with a pidfd of a new episode; False when the host is gone."""
+        message, descriptors, _, _ = socket.recv_fds(self._channel, REQUEST_BYTES, NUM_DESCRIPTORS)
+        if not message:
+            return False
+        *streams, end = descriptors
         try:
-            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if child is None:
-            return
-        pid = child.si_pid
-        if not confinement.namespaces and pid in ends:  # while it is a zombie nobody else can have its number
+            pid = self._fork(streams, json.loads(message)["work"])
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            self._channel.send(json.dumps({"error": str(error)}).encode())
+            os.close(end)
+        else:
+            self._ends[pid] = end
+            socket.send_fds(self._channel, [b"{}"], [pidfd])
+            os.close(pidfd)
+        for descriptor in streams:
+            os.close(descriptor)
+        return True
+
+    def reap(self) -> None:
+        """Tell the host of every child that ended: its wait status, then the end of the pipe."""
+        while True:
+            try:
+                child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if child is None:
+                return
+            pid = child.si_pid
+            if not self._confinement.namespaces and pid in self._ends:
+                with contextlib.suppress(
+                    ProcessLookupError
+                ):  # a zombie still: nobody else can have its number
+                    os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            end = self._ends.pop(pid, None)
+            if end is not None:
+                with contextlib.suppress(OSError):  # the host let go of it
+                    os.write(end, struct.pack("i", status))
+                os.close(end)
+
+    def end_all(self) -> None:
+        """Kill the groups of all living episodes; with namespaces the end of process 1 does more."""
+        for pid in self._ends:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        end = ends.pop(pid, None)
-        if end is not None:
-            with contextlib.suppress(OSError):  # the host let go of it
-                os.write(end, struct.pack("i", status))
-            os.close(end)
 
+    def _fork(self, streams: list[int], work: str) -> int:
+        if not self._confinement.namespaces:
+            return os.fork() or self._run_episode(streams, work)
+        linux.unshare(linux.CLONE_NEWPID)  # the next child is process 1 of its own namespace
+        try:
+            return os.fork() or self._run_episode(streams, work)
+        finally:
+            linux.setns(self._own_namespace, linux.CLONE_NEWPID)
 
-def end_all(ends: dict[int, int]) -> None:
-    """Kill the groups of all living episodes; with namespaces the end of process 1 does more than that."""
-    for pid in ends:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+    def _run_episode(self, streams: list[int], work: str) -> NoReturn:
+        """The child's whole life; whatever fails in it is told on the channel and ends it."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            episode.become(streams, work, self._limits, self._confinement, self._filter)
+        except BaseException as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            message = json.dumps({"error": f"{error} ({where.name})"}).encode()
+            for descriptor in (streams[0], repl.CHANNEL):  # before or after it was moved there
+                with contextlib.suppress(OSError):
+                    wire.write_frame(descriptor, message)
+        finally:
+            os._exit(SETUP_FAILED)
 
 
 def launch() -> None:
