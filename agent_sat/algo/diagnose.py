@@ -17,7 +17,6 @@ from torch import Tensor
 from agent_sat.algo.loss import LossOutput
 from agent_sat.algo.methods import Method
 from agent_sat.algo.ratio import MAX_LOG_RATIO
-from agent_sat.algo.reference import strata
 from agent_sat.algo.settings import AlgorithmConfig
 from agent_sat.types import Batch, Metrics
 
@@ -139,7 +138,7 @@ def tally(method: Method, batch: Batch, output: LossOutput, *, logprobs: Tensor,
     key = turn.clip(0, shape[0] - 1) * shape[1] + host(output.tokens.lag).clip(0, MAX_LAG_SHOWN)
     runs = runs_of(np.where(active, key, np.where(turn >= 0, key + shelf, 2 * shelf)), 2 * shelf + 1)
     with np.errstate(invalid="ignore", over="ignore"):  # what is not trained may hold anything
-        features = _features(method.settings, batch, output)
+        features = _features(batch, output)
         features |= {"pi_low": host(logprobs) < LOW_PROBABILITY, "entropy": host(entropy)}
         sums = {name: runs.sum(value) for name, value in features.items()}
         largest = {name: runs.max(value) for name, value in _extremes(output).items()}
@@ -150,7 +149,7 @@ def tally(method: Method, batch: Batch, output: LossOutput, *, logprobs: Tensor,
     )
 
 
-def _features(settings: AlgorithmConfig, batch: Batch, output: LossOutput) -> dict[str, Array]:
+def _features(batch: Batch, output: LossOutput) -> dict[str, Array]:
     """Per token ([N]), what is summed."""
     tokens, behavior = output.tokens, host(batch.behavior_logprobs)
     d = host(tokens.log_ratio)
@@ -175,10 +174,9 @@ def _features(settings: AlgorithmConfig, batch: Batch, output: LossOutput) -> di
         "clipped": host(tokens.clipped),
         **{name: host(value) for name, value in optional.items() if value is not None},
     }
-    if tokens.q is not None and output.reference is not None:
-        stratum = strata(settings, batch.turn)
-        fell_back = output.reference.fell_back
-        features["q"] = host(tokens.q.expand(len(d)))
+    if tokens.q is not None and tokens.reference is not None:
+        fell_back, stratum = tokens.reference.fell_back, tokens.stratum
+        features["q"] = host(tokens.q)
         features["fell_back"] = np.zeros(len(d)) if stratum is None else fell_back[host(stratum)]
         features |= _sides(output)
     if batch.recomputed_logprobs is not None:

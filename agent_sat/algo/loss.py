@@ -15,6 +15,7 @@ from agent_sat.algo import reference as sat
 from agent_sat.algo.methods import Method
 from agent_sat.algo.penalty import KL_ESTIMATORS
 from agent_sat.algo.ratio import Terms, at_granularity, clean, read
+from agent_sat.algo.settings import AlgorithmConfig
 from agent_sat.algo.trust import Surrogate
 from agent_sat.types import Batch
 
@@ -33,11 +34,35 @@ class TokenDiagnostics:
     clipped: Tensor  # bool, the trust region cut the token
     keep: Tensor | None  # bool, masks let the token through
     correction: Tensor | None  # c of the correction
-    contraction: Tensor | None  # SAT's c, on the side of g
-    gate: Tensor | None  # bool, SAT's gate
-    q: Tensor | None  # SAT's reference for the token: [N], or [] where it is global
-    changed: Tensor | None  # bool, SAT took this token's gradient and its base method would not have
+    contraction: Tensor | None  # SAT's c, on the side of g; 1 where its gate is off
     kl: Tensor | None  # the KL estimator against the reference policy
+    stratum: Tensor | None  # int64, where SAT judges by stratum
+    reference: sat.Reference | None  # SAT's, whoever fitted it
+    settings: AlgorithmConfig
+
+    @property
+    def gate(self) -> Tensor | None:
+        """[N] bool: SAT contracted the token's radius."""
+        return None if self.contraction is None else (self.contraction < 1) & self.active
+
+    @property
+    def q(self) -> Tensor | None:
+        """[N] what the gate compared |g| with; 0 gates nothing."""
+        if self.reference is None:
+            return None
+        table = torch.from_numpy(self.reference.q).to(self.ratio)
+        return table.expand(len(self.ratio)) if self.stratum is None else table.index_select(0, self.stratum)
+
+    @property
+    def changed(self) -> Tensor | None:
+        """[N] bool: cut by SAT's radii alone: inside the base method's interval, and no mask cut it."""
+        if self.contraction is None:
+            return None
+        inside = (self.ratio <= 1 + self.settings.eps_high) & (self.ratio >= 1 - self.settings.eps_low)
+        changed = self.clipped & inside
+        if self.keep is not None:
+            changed &= self.keep
+        return changed if self.correction is None else changed & (self.correction > 0)
 
     @property
     def c_high(self) -> Tensor:
@@ -87,17 +112,17 @@ def policy_loss(
         needs_recomputed=method.needs_recomputed,
         version=version,
     )
-    gate = q = None
+    stratum = None
     if method.uses_sat:
+        stratum = sat.strata(settings, terms.turn)
         if reference is None:
-            reference = sat.fit(settings, [sat.observe_terms(settings, terms)])
-        contraction, gate, q = sat.contract(settings, terms, reference)
+            reference = sat.fit(settings, [sat.observe_terms(settings, terms, stratum)])
+        contraction = sat.contract(settings, terms.log_ratio, stratum, reference)
         terms = replace(terms, contraction=contraction)
     surrogate: Surrogate = method.trust_region(terms)
     keep, correction = _keep(method, terms), _correction(method, terms)
-    factor = _product(keep, correction)
     weights = batch.weights
-    loss = -((weights if factor is None else weights * factor) * surrogate.values).sum()
+    loss = -(_product(weights, keep, correction) * surrogate.values).sum()
     kl = _kl(method, batch, terms)
     if kl is not None:
         loss = loss + settings.kl_coefficient * (weights * kl).sum()
@@ -115,18 +140,17 @@ def policy_loss(
         keep=keep,
         correction=correction,
         contraction=terms.contraction,
-        gate=gate,
-        q=q,
-        changed=None if gate is None else _changed(method, terms, surrogate, factor),
         kl=None if kl is None else kl.detach(),
+        stratum=stratum,
+        reference=reference if method.uses_sat else None,
+        settings=settings,
     )
     return LossOutput(loss=loss, tokens=tokens, reference=reference)
 
 
-def _product(keep: Tensor | None, correction: Tensor | None) -> Tensor | None:
-    if keep is None or correction is None:
-        return correction if keep is None else keep
-    return keep * correction
+def _product(weights: Tensor, keep: Tensor | None, correction: Tensor | None) -> Tensor:
+    weights = weights if keep is None else weights * keep
+    return weights if correction is None else weights * correction
 
 
 def _or_false(clipped: Tensor | None, terms: Terms) -> Tensor:
@@ -166,12 +190,3 @@ def _kl(method: Method, batch: Batch, terms: Terms) -> Tensor | None:
         )
     estimate: Callable[[Tensor], Tensor] = KL_ESTIMATORS[method.settings.kl_estimator]
     return estimate(terms.logprobs - clean(batch.reference_logprobs, terms.active))
-
-
-def _changed(method: Method, terms: Terms, surrogate: Surrogate, factor: Tensor | None) -> Tensor | None:
-    """[N] bool: cut by SAT's radii alone: inside the base method's interval, and no mask cut it."""
-    if surrogate.clipped is None:
-        return None
-    ratio, settings = terms.ratio.detach(), method.settings
-    changed = surrogate.clipped & (ratio <= 1 + settings.eps_high) & (ratio >= 1 - settings.eps_low)
-    return changed if factor is None else changed & (factor > 0)

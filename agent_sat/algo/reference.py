@@ -6,11 +6,10 @@ The stratum is any per-token id; here it is the tool turn. Nothing in this modul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,15 +47,15 @@ def strata(settings: AlgorithmConfig, turn: Tensor) -> Tensor | None:
     return turn.clamp(0, settings.max_turn) if settings.reference == "turn" else None
 
 
-def observe_terms(settings: AlgorithmConfig, terms: Terms) -> Observed:
-    """The mismatch of the trained tokens of one micro-batch."""
+def observe_terms(settings: AlgorithmConfig, terms: Terms, stratum: Tensor | None) -> Observed:
+    """The mismatch of the trained tokens of one micro-batch; `stratum` as `strata` gives it."""
     log_ratio = terms.log_ratio.detach()
     if settings.anchor == "implementation":
         log_ratio = at_granularity(
             terms.implementation, settings.granularity, seq=terms.seq, turn=terms.turn, active=terms.active
         )
     magnitude = log_ratio.abs().cpu().numpy()
-    stratum, active = strata(settings, terms.turn), terms.active.cpu().numpy()
+    active = terms.active.cpu().numpy()
     small = np.uint8 if settings.max_turn < 256 else np.uint16  # NumPy sorts small integers by radix
     ids = None if stratum is None else stratum.cpu().numpy().astype(small)
     if active.all():
@@ -75,12 +74,13 @@ def observe(method: Method, batch: Batch, logprobs: Tensor) -> Observed:
         needs_recomputed=method.needs_recomputed,
         version=0,
     )
-    return observe_terms(settings, terms)
+    return observe_terms(settings, terms, strata(settings, batch.turn))
 
 
 def rank(level: float, count: int) -> int:
     """ceil(level * count), with `level` taken as the decimal it was written as: 0.7 * 10 is 7, not 8."""
-    return math.ceil(Fraction(repr(level)) * count)
+    numerator, denominator = Decimal(repr(level)).as_integer_ratio()
+    return -(-numerator * count // denominator)
 
 
 def smallest(values: NDArray[np.floating], rank: int) -> np.floating:
@@ -88,15 +88,23 @@ def smallest(values: NDArray[np.floating], rank: int) -> np.floating:
     return np.partition(values, rank - 1)[rank - 1]
 
 
+def count(stratum: NDArray[np.integer], num_strata: int) -> NDArray[np.integer]:
+    """[strata] number of tokens, counted by runs: tokens of one turn stand together."""
+    starts = np.flatnonzero(np.concatenate([[len(stratum) > 0], stratum[1:] != stratum[:-1]]))
+    lengths = np.diff(starts, append=len(stratum))
+    return np.bincount(stratum[starts], weights=lengths, minlength=num_strata).astype(np.int64)
+
+
 def order_statistics(
     values: NDArray[np.floating], stratum: NDArray[np.integer], counts: NDArray[np.integer], level: float
 ) -> NDArray[np.floating]:
     """[strata] inf{x : F(x) >= level} of each stratum's values, 0 for an empty one; equation (3.3).
 
-    Exact without sorting the values. Only the upper tail of everything, twice as wide as a stratum's own, is
-    brought together by stratum; a stratum so calm that its q lies below that tail is selected by itself.
+    Exact without sorting the values. Only the upper tail of everything, three times as wide as a stratum's
+    own, is brought together by stratum; a stratum so calm that its q lies below that tail is selected alone.
     """
-    tail = values >= smallest(values, max(rank(level, len(values)) * 2 - len(values), 1))
+    tail_rank = max(3 * rank(level, len(values)) - 2 * len(values), 1)
+    tail = np.flatnonzero(values >= smallest(values, tail_rank))
     tail_values, tail_stratum = values[tail], stratum[tail]
     tail_counts = np.bincount(tail_stratum, minlength=len(counts))
     ends = np.cumsum(tail_counts)
@@ -120,23 +128,27 @@ def fit(
     Selection runs in NumPy on the host: its partition takes a tenth of torch.kthvalue's time.
     `previous` is the last step's Reference, read by the anchor "ema" alone.
     """
-    values = np.concatenate([part.magnitude for part in observed])
+    values = _joined([part.magnitude for part in observed])
     ids = [part.stratum for part in observed if part.stratum is not None]
-    overall = smallest(values, rank(settings.level, len(values))) if len(values) else values.dtype.type(0)
-    if ids:
-        stratum = np.concatenate(ids)
-        counts = np.bincount(stratum, minlength=settings.max_turn + 1)
-        fell_back = (counts > 0) & (counts < settings.min_tokens)
-        own = order_statistics(values, stratum, counts, settings.level) if len(values) else counts * overall
-        batch_q = np.where(fell_back, overall, own)
-    else:
-        counts, fell_back, batch_q = np.array([len(values)]), np.array([False]), np.array([overall])
+    stratum = _joined(ids) if ids else None
+    counts = np.array([len(values)]) if stratum is None else count(stratum, settings.max_turn + 1)
+    fell_back = (counts > 0) & (counts < settings.min_tokens) & (stratum is not None)
+    batch_q = np.zeros(len(counts), values.dtype)
+    if len(values) and stratum is not None:
+        batch_q = order_statistics(values, stratum, counts, settings.level)
+    if len(values) and (stratum is None or fell_back.any()):
+        overall = smallest(values, rank(settings.level, len(values)))
+        batch_q = np.where(fell_back | (stratum is None), overall, batch_q)
     return Reference(
         q=_anchor(settings, batch_q, counts, previous),
         batch_q=batch_q,
         num_tokens=counts,
         fell_back=fell_back,
     )
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _anchor(
@@ -155,16 +167,18 @@ def _anchor(
     return q
 
 
-def contract(settings: AlgorithmConfig, terms: Terms, reference: Reference) -> tuple[Tensor, Tensor, Tensor]:
-    """(c [N] in (0, 1], gate [N] bool, q [N] or []): equations (3.2) and (3.4).
+def contract(
+    settings: AlgorithmConfig, log_ratio: Tensor, stratum: Tensor | None, reference: Reference
+) -> Tensor:
+    """[N] c in (0, 1]: equations (3.2) and (3.4).
 
     c is psi(|g|; q) = 1 / (1 + (|g| / q)^exponent) where |g| > q > 0 (strict) and exactly 1 elsewhere; it
     belongs to the end of the clip interval on the side of g.
     """
-    magnitude = terms.log_ratio.detach().abs()
-    stratum = strata(settings, terms.turn)
-    table = torch.from_numpy(reference.q).to(magnitude)
-    q = table[0] if stratum is None else table.index_select(0, stratum)
-    gate = (magnitude > q) & (q > 0) & terms.active
-    psi = (magnitude / q).pow_(settings.exponent).add_(1).reciprocal_()
-    return torch.where(gate, psi, 1.0), gate, q
+    magnitude = log_ratio.detach().abs()
+    # a q of 0 gates nothing: compare with infinity instead
+    usable = torch.from_numpy(np.where(reference.q > 0, reference.q, np.inf)).to(magnitude)
+    q = usable[0] if stratum is None else usable.index_select(0, stratum)
+    # sign(relu(u - q)) is 1 where u > q and 0 elsewhere, exactly, and much faster on a CPU than a comparison
+    gate = (magnitude - q).clamp_min_(0).sign_()
+    return magnitude.div_(q).pow_(settings.exponent).mul_(gate).add_(1).reciprocal_()

@@ -34,7 +34,7 @@ def boundary(terms: Terms, *, eps_low: float, eps_high: float) -> Tensor:
     radius = torch.where(
         terms.advantages > 0, torch.tensor(eps_high, dtype=dtype), torch.tensor(-eps_low, dtype=dtype)
     )
-    return 1 + (radius if terms.contraction is None else radius * terms.contraction)
+    return (radius if terms.contraction is None else radius.mul_(terms.contraction)).add_(1)
 
 
 def clip(terms: Terms, *, eps_low: float, eps_high: float) -> Surrogate:

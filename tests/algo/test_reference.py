@@ -116,7 +116,7 @@ def test_implementation_anchor_ignores_what_the_policy_moved():
             entropy=torch.zeros(10),
             version=0,
         )
-        assert output.tokens.q is not None and float(output.tokens.q) == pytest.approx(0.09)
+        assert output.tokens.q is not None and float(output.tokens.q[0]) == pytest.approx(0.09)
 
 
 def test_anchor_holds_when_all_mismatch_grows_together():
