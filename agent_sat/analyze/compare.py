@@ -116,7 +116,7 @@ def summarise(run: Run) -> RunSummary:
         method=run.method,
         seed=run.seed,
         state=str(run.manifest.get("state", "?")),
-        settings={k: v for k, v in flat(run.config).items() if k.split(".")[0] not in IDENTITY},
+        settings={k: v for k, v in flat(run.config).items() if _area(k) not in IDENTITY},
         stability=history,
         outcomes={
             "last": history.last,
@@ -146,15 +146,30 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def varying(runs: Sequence[RunSummary]) -> list[str]:
+    """Settings that are not the same in all of the runs."""
+    keys = {key for run in runs for key in run.settings}
+    return sorted(key for key in keys if len({repr(run.settings.get(key)) for run in runs}) > 1)
+
+
+def _area(key: str) -> str:
+    return key.split(".", maxsplit=1)[0]
+
+
 def make_cells(runs: Sequence[RunSummary]) -> tuple[Cell, ...]:
     """Runs grouped by everything that varies among them but the seed."""
-    keys = {key for run in runs for key in run.settings}
-    varied = sorted(k for k in keys if len({repr(run.settings.get(k)) for run in runs}) > 1)
+    varied = varying(runs)
+    same_method = {
+        method: [run for run in runs if run.method == method] for method in {r.method for r in runs}
+    }
+    overrides = {
+        method: [k for k in varying(same) if _area(k) == "algorithm"] for method, same in same_method.items()
+    }
     grouped: dict[tuple[str, str], list[RunSummary]] = {}
     for run in runs:
-        parts = [k for k in varied if k.split(".")[0] == "algorithm"]
-        method = " ".join([run.method, *(f"{k.split('.')[-1]}={run.settings.get(k)}" for k in parts)])
-        others = [k for k in varied if k.split(".")[0] not in METHOD_KEYS]
+        parts = [f"{key.split('.')[-1]}={run.settings.get(key)}" for key in overrides[run.method]]
+        method = " ".join([run.method, *parts])
+        others = [key for key in varied if _area(key) not in METHOD_KEYS]
         setting = ", ".join(f"{k}={run.settings.get(k)}" for k in others)
         grouped.setdefault((method, setting), []).append(run)
     for (method, setting), members in grouped.items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from agent_sat.algo.methods import METHODS
 from agent_sat.analyze.episodes import Entry, EpisodeIndex, Query
 from agent_sat.analyze.measures import MEASURES
 from agent_sat.analyze.page import page
@@ -73,7 +74,7 @@ def report_data(run: Run, window: Window) -> dict[str, Any]:
 
 
 def _about(run: Run, window: Window) -> dict[str, Any]:
-    algorithm = run.config.get("algorithm", {})
+    region = {**METHODS.get(run.method.removesuffix("+r3"), {}), **run.config.get("algorithm", {})}
     path = run.directory.config
     return {
         "name": run.name,
@@ -81,9 +82,9 @@ def _about(run: Run, window: Window) -> dict[str, Any]:
         "seed": run.seed,
         "state": run.manifest.get("state", "?"),
         "window": str(window),
-        "exponent": algorithm.get("exponent", 2.0),
-        "eps_low": algorithm.get("eps_low", 0.2),
-        "eps_high": algorithm.get("eps_high", 0.2),
+        "exponent": region.get("exponent", 2.0),
+        "eps_low": region.get("eps_low", 0.2),
+        "eps_high": region.get("eps_high", 0.2),
         "config": path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
         "sessions": run.manifest.get("sessions", []),
     }

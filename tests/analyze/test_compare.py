@@ -62,14 +62,18 @@ def runs(tmp_path_factory):
     for method, planted in METHODS.items():
         for seed in range(4):
             name = f"{method}-{seed}"
-            at_one = Plan(name=name, method=method, seed=seed, lag=1, steps=15, groups=2, reward_end=0.6)
+            at_one = Plan(name=name, method=method, seed=seed, lag=1, steps=10, groups=2, reward_end=0.6)
             paths.append(write(folder / f"8-{name}", replace(at_one, lag=8, **planted)))
             paths.append(write(folder / f"1-{name}", at_one))
     return paths
 
 
-def test_the_verdicts_say_what_was_planted_and_no_more(runs):
-    found = compare_runs(runs)
+@pytest.fixture(scope="module")
+def found(runs):
+    return compare_runs(runs)
+
+
+def test_the_verdicts_say_what_was_planted_and_no_more(found):
     separable = {(c.method, c.setting, c.outcome) for c in found.contrasts if c.difference.separable}
     better = [
         ("sat-grpo-turn", "staleness.bound=8", o)
@@ -85,8 +89,8 @@ def test_the_verdicts_say_what_was_planted_and_no_more(runs):
     assert found.warnings == ()
 
 
-def test_cells_hold_their_seeds_in_the_order_given(runs):
-    cells = compare_runs(runs).cells
+def test_cells_hold_their_seeds_in_the_order_given(found):
+    cells = found.cells
     assert [(c.method, c.setting) for c in cells[:2]] == [
         ("grpo", "staleness.bound=8"),
         ("grpo", "staleness.bound=1"),
@@ -130,12 +134,12 @@ def test_the_same_seed_twice_and_a_single_run_are_refused(runs):
 
 
 def test_three_files_say_the_same(runs, tmp_path):
-    compare(runs, tmp_path / "out")
+    compare([path for path in runs if path.name.startswith("8-")], tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         f"comparison.{x}" for x in ("html", "json", "md")
     ]
     data = json.loads((tmp_path / "out/comparison.json").read_text())
     markdown = (tmp_path / "out/comparison.md").read_text()
     assert all(contrast["verdict"] in markdown for contrast in data["contrasts"])
-    assert "| grpo | staleness.bound=8 | 4 |" in markdown and "0 of 4" in markdown
+    assert "| grpo |  | 4 |" in markdown and "0 of 4" in markdown
     assert data["cells"][0]["curve"][0][0] == 1 and data["cells"][0]["curve"][0][4] == 4

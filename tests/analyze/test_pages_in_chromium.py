@@ -105,7 +105,7 @@ def test_steps_and_turns_can_be_chosen(browser, folder):
         for turn in (1, 2, 3):
             page.locator(f"input[name=turn-{turn}]").uncheck()
         assert tokens.inner_text() == str(12 * 320)
-        assert page.locator("tbody tr").count() == 1
+        assert page.locator("tbody tr").count() == 2  # one in each table
         page.locator("input[name=from]").fill("8")
         assert tokens.inner_text() == str(4 * 320)
         assert page.locator("output").inner_text() == "9 to 12"

@@ -72,8 +72,8 @@ function scale(domain, pixels, logarithmic) {
     [low, high] = [Math.log10(low), Math.log10(high)];
     if (high - low < 0.5) [low, high] = [low - 0.25, high + 0.25];
   } else if (low === high) {
-    const room = Math.abs(low) > 0 ? Math.abs(low) * 0.1 : 1;
-    [low, high] = [low - room, high + room];
+    const room = Math.abs(low) * 0.1;
+    [low, high] = room ? [low - room, high + room] : [0, 1];
   }
   const at = (value) => pixels[0] + (((logarithmic ? Math.log10(value) : value) - low) / (high - low)) * (pixels[1] - pixels[0]);
   let ticks;

@@ -53,23 +53,37 @@ function firstAgainstLater(name) {
 const grid = (...figures) => element("div", { class: "grid" }, figures);
 const card = (value, label, bad) => element("div", { class: bad ? "card bad" : "card" }, element("b", {}, value), element("span", {}, label));
 
+const MISMATCH = ["tokens", "missing", "log_ratio_abs_mean", "log_ratio_abs_max", "log_ratio_variance", "k1", "k3", "total_variation", "effective_share"];
+const TAILS_AND_REGION = ["entropy_mean", "share_pi_below_1e-3", "share_mu_below_1e-3", "gradient_pi_below_1e-3", "pearson", "q_mean", "contraction_mean", "gate_rate", "clipped_share", "changed_share", "kept_share"];
+
+// A table by turn; measures without any value, and a count of missing tokens that is 0, are left out.
+function turnTable(sums, names, more = []) {
+  const any = (test) => [...sums.values()].some(test);
+  const used = names.filter((name) => any((one) => evaluate(M[name], one) !== null) && (name !== "missing" || any((one) => one.missing)));
+  const few = (turn) => whole() && ofTable("episodes", turn) < DATA.few;
+  const columns = [{ title: "turn", of: (turn) => turnName(turn).slice(5) + (few(turn) ? " *" : "") }, ...more];
+  for (const name of used) columns.push({ title: M[name].title, meaning: definition(name), unit: M[name].unit, of: (turn) => evaluate(M[name], sums.get(turn)) });
+  return dataTable(columns, shownTurns().filter((turn) => sums.has(turn)));
+}
+
+// A value of the table that Python made for the whole window, null where it has none.
+function ofTable(name, turn) {
+  const row = (DATA.table.turn || []).indexOf(turn);
+  return row < 0 ? null : DATA.table[name][row];
+}
+
 function overview() {
   const s = DATA.stability, sums = byTurn();
   const total = [...sums.values()].reduce((n, one) => n + one.tokens, 0);
-  const names = ["tokens", "log_ratio_abs_mean", "log_ratio_abs_max", "k3", "effective_share", "entropy_mean", "share_pi_below_1e-3", "share_mu_below_1e-3", "q_mean", "gate_rate", "clipped_share", "changed_share", "missing"];
-  const used = names.filter((name) => [...sums.values()].some((one) => evaluate(M[name], one) !== null) && (name !== "missing" || [...sums.values()].some((one) => one.missing)));
-  const row = new Map((DATA.table.turn || []).map((turn, index) => [turn, index]));
-  const episodes = (turn) => (row.has(turn) ? DATA.table.episodes[row.get(turn)] : null);
-  const columns = [{ title: "turn", of: (turn) => `${turn}${whole() && episodes(turn) < DATA.few ? " *" : ""}` }];
-  if (whole()) {
-    columns.push({ title: "episodes", meaning: "episodes with a token in this turn", of: episodes });
-    columns.push({ title: "95% of mean |d|", meaning: "bootstrap over episodes", of: (turn) => (row.has(turn) ? `${figureText(DATA.table.log_ratio_abs_mean_low[row.get(turn)])} to ${figureText(DATA.table.log_ratio_abs_mean_high[row.get(turn)])}` : "-") });
-    for (const name of ["p50", "p90", "p99"]) columns.push({ title: `${name} |d|`, meaning: "exact quantile of |d| [nats]", of: (turn) => (row.has(turn) ? DATA.table[`log_ratio_abs_${name}`][row.get(turn)] : null) });
-  }
-  for (const name of used) columns.push({ title: M[name].title, meaning: definition(name), unit: M[name].unit, of: (turn) => evaluate(M[name], sums.get(turn)) });
+  const more = !whole() ? [] : [
+    { title: "episodes", meaning: "episodes with a token in this turn", of: (turn) => ofTable("episodes", turn) },
+    { title: "95% of mean |d|", meaning: "bootstrap over episodes [nats]", of: (turn) => `${figureText(ofTable("log_ratio_abs_mean_low", turn))} to ${figureText(ofTable("log_ratio_abs_mean_high", turn))}` },
+    ...["p50", "p90", "p99"].map((name) => ({ title: `${name} |d|`, meaning: "exact quantile of |d| [nats]", of: (turn) => ofTable(`log_ratio_abs_${name}`, turn) })),
+  ];
   return element("div", {},
-    element("div", { class: "cards" }, card(figureText(DATA.metrics.step.length), "steps"), card(figureText(total), "sampled tokens, chosen"), card(`${figureText(s.best)}`, `best reward, step ${s.best_step}`), card(figureText(s.last), "last reward"), card(s.collapsed ? `step ${s.collapse_step}` : "no", "collapse", s.collapsed), card(figureText(s.spikes.length), "gradient spikes", s.spikes.length > 0), card(figureText(s.skipped), "skipped steps", s.skipped > 0)),
-    element("h2", {}, "By tool turn"), dataTable(columns, shownTurns()),
+    element("div", { class: "cards" }, card(figureText(DATA.metrics.step.length), "steps"), card(figureText(total), "sampled tokens, chosen"), card(figureText(s.best), `best reward, step ${s.best_step}`), card(figureText(s.last), "last reward"), card(s.collapsed ? `step ${s.collapse_step}` : "no", "collapse", s.collapsed), card(figureText(s.spikes.length), "gradient spikes", s.spikes.length > 0), card(figureText(s.skipped), "skipped steps", s.skipped > 0)),
+    element("h2", {}, "Mismatch by tool turn"), turnTable(sums, MISMATCH, more),
+    element("h2", {}, "Tails and trust region by tool turn"), turnTable(sums, TAILS_AND_REGION),
     element("p", { class: "note" }, whole() ? `* fewer than ${DATA.few} episodes: read with care. Hover a heading for its definition.` : "Counts of episodes, quantiles and intervals are given for the whole window of the report only."),
     element("div", { class: "notes" }, DATA.notes.map((note) => element("p", {}, note))),
     grid(overTraining("log_ratio_abs_mean"), rewardChart()));
@@ -137,11 +151,11 @@ function satView() {
   const f = DATA.fates, rows = (f.fate || []).map((_, row) => row).filter((row) => inWindow(f.bin[row]) && state.turns.has(f.turn[row]));
   const groups = FATES.map(([fate, color, index]) => ({ name: { untouched: "untouched", gated: "gated, gradient kept", clipped: "clipped by the base region", changed: "gradient taken by SAT" }[fate], color, index, opacity: fate === "changed" ? 0.9 : 0.5, points: rows.filter((row) => f.fate[row] === fate && f.ratio[row] !== null).map((row) => [f.d[row], f.ratio[row], [`turn ${f.turn[row]}, advantage ${figureText(f.advantage[row])}`, `q ${figureText(f.q[row])}, c ${figureText(f.contraction[row])}`]]) }));
   const qs = rows.map((row) => f.q[row]).filter((q) => q !== null && q > 0).sort((a, b) => a - b);
-  const all = groups.flatMap((group) => group.points), reach = Math.min(2, Math.max(0.05, ...all.map((p) => Math.abs(p[0]))));
+  const all = groups.flatMap((group) => group.points), reach = Math.min(2, Math.max(1e-9, ...all.map((p) => 1.02 * Math.abs(p[0]))));
   const curves = [];
   if (qs.length) {
     const radius = (u, q, eps) => eps * (u > q ? 1 / (1 + (u / q) ** DATA.run.exponent) : 1);
-    const xs = Array.from({ length: 161 }, (_, i) => -reach + (2 * reach * i) / 160);
+    const xs = Array.from({ length: 401 }, (_, i) => -reach + (2 * reach * i) / 400);
     for (const [name, q, dash] of [["radii at the median q", qs[Math.floor(qs.length / 2)], ""], ["at the smallest q", qs[0], "5 3"], ["at the largest q", qs[qs.length - 1], "2 3"]]) {
       curves.push({ name: `${name} ${figureText(q)}`, color: INK, dash, points: xs.filter((x) => x >= 0).map((x) => [x, 1 + radius(x, q, DATA.run.eps_high)]) });
       curves.push({ name: "", quiet: true, color: INK, dash, points: xs.filter((x) => x <= 0).map((x) => [x, 1 - radius(-x, q, DATA.run.eps_low)]) });
