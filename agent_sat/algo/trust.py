@@ -49,7 +49,7 @@ def clip(terms: Terms, *, eps_low: float, eps_high: float) -> Surrogate:
 
 
 def dual_clip(terms: Terms, *, eps_low: float, eps_high: float, dual_clip: float) -> Surrogate:
-    """PPO's clip, and for A < 0 never below dual_clip A (Ye et al. 2020, equation 5)."""
+    """PPO's clip, and for A < 0 never below dual_clip A (Ye et al. 2020)."""
     inner = clip(terms, eps_low=eps_low, eps_high=eps_high)
     floored = (terms.advantages < 0) & (terms.ratio.detach() > dual_clip)
     assert inner.clipped is not None
