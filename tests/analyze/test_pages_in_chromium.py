@@ -79,6 +79,19 @@ def test_every_tab_opens_from_disk_and_draws(browser, folder):
             assert page.locator("main").inner_text().count("NaN") == 0
 
 
+def test_a_run_without_token_records_still_shows_its_rewards(browser, folder):
+    path = write(folder / "bare", Plan(steps=6))
+    shutil.rmtree(path / "tokens")
+    write_report(path, folder / "bare.html")
+    with opened(browser, f"file://{folder}/bare.html") as page:
+        for name in TABS:
+            tab(page, name)
+        tab(page, "reward")
+        assert page.locator("figure > svg").count() == 4
+        tab(page, "tails")
+        assert page.locator("figure > svg").count() == 0 and page.locator(".empty").count() == 6
+
+
 def test_a_tab_in_the_address_is_opened(browser, folder):
     with opened(browser, f"file://{folder}/plain.html#KL-groups") as page:
         assert page.locator("nav button[aria-selected=true]").inner_text() == "KL groups"

@@ -10,7 +10,7 @@ const M = DATA.measures;
 const turnName = (turn) => (turn === DATA.max_turns - 1 ? `turn ${turn}+` : `turn ${turn}`);
 const turnColour = (turn) => ordered(TURNS.length > 1 ? TURNS.indexOf(turn) / (TURNS.length - 1) : 0);
 const inWindow = (bin) => bin >= BINS[state.from] && bin <= BINS[state.to];
-const inStep = (step) => step >= BINS[state.from] && (state.to === BINS.length - 1 || step < BINS[state.to + 1]);
+const inStep = (step) => !BINS.length || step >= BINS[state.from] && (state.to === BINS.length - 1 || step < BINS[state.to + 1]);
 const whole = () => state.from === 0 && state.to === BINS.length - 1;
 const chosen = (table) => (row) => inWindow(table.bin[row]) && state.turns.has(table.turn[row]);
 const shownTurns = () => TURNS.filter((turn) => state.turns.has(turn));
