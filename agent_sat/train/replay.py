@@ -122,7 +122,7 @@ def _selecting(replay: Replay) -> Iterator[None]:
 def _bound_to_checkpoints(model: nn.Module, replay: Replay) -> Iterator[None]:
     """Have every checkpointed call keep its replay: it runs again in the backward pass, after the block."""
     owners: list[Any] = [m for m in model.modules() if "_gradient_checkpointing_func" in vars(m)]
-    if getattr(model, "is_gradient_checkpointing", False) and not owners:
+    if not owners and any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
         raise ConfigError(f"{type(model).__name__} checkpoints in a way that routing replay cannot follow")
     before = [owner._gradient_checkpointing_func for owner in owners]
 

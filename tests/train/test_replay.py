@@ -11,8 +11,12 @@ import transformers
 from torch import Tensor, tensor
 
 from agent_sat.errors import ConfigError
+from agent_sat.rollout.local import LocalEngine
 from agent_sat.rollout.routers import chosen_experts, find_routers
 from agent_sat.train.replay import replay_routes, route_overlap
+from agent_sat.types import SamplingParams
+from tests.rollout.engine_contract import Said, episode, run
+from tests.rollout.tiny import tiny_moe
 
 NUM_EXPERTS, TOP_K, LAYERS, TOKENS = 8, 2, 2, 2 * 7
 
@@ -290,3 +294,58 @@ def test_overlap_compares_sets_and_counts_rows() -> None:
     assert (overlap.num_rows, overlap.num_recorded, overlap.num_differing) == (4, 3, 1)
     assert overlap.coverage == 0.75
     assert overlap.differing == pytest.approx(1 / 3)
+
+
+def engine_and_trainer(engine_model: Any, trainer: Any, *, replay: bool) -> Tensor:
+    """|log pi - log mu| [T] of an episode of three turns, by engine and trainer of the same weights."""
+
+    async def work() -> list[Said]:
+        engine = LocalEngine(engine_model, max_sessions=1, max_length=160)
+        said = await episode(engine, "s", [SamplingParams(max_tokens=30, seed=seed) for seed in range(3)])
+        await engine.close()
+        return said
+
+    said = run(work())
+    tokens = torch.from_numpy(said[-1].tokens).long()
+    deltas = [
+        torch.from_numpy(turn.completion.routes.experts).long() for turn in said if turn.completion.routes
+    ]
+    recorded = torch.cat([*deltas, torch.full_like(deltas[0][:1], -1)])
+    recorded = recorded if replay else torch.full_like(recorded, -1)
+    with torch.no_grad(), replay_routes(trainer, recorded):
+        logits = trainer(tokens[None], use_cache=False).logits[0]
+    logprobs = logits.float().log_softmax(-1)[:-1].gather(-1, tokens[1:, None])[:, 0]
+    return torch.cat(
+        [
+            (
+                logprobs[len(turn.prompt) - 1 :][:30] - torch.from_numpy(turn.completion.behavior_logprobs)
+            ).abs()
+            for turn in said
+        ]
+    )
+
+
+def test_an_exact_engines_routes_replay_to_its_own_logprobs() -> None:
+    assert engine_and_trainer(tiny_moe(0), tiny_moe(0), replay=True).max() < 1e-5
+
+
+def test_replay_takes_away_what_noise_in_the_engines_routers_adds() -> None:
+    def sharp(*, noise: float) -> Any:
+        model = tiny_moe(0)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+            for router in find_routers(model):
+                router.weight += noise * torch.randn(router.weight.shape, generator=generator)
+        return model
+
+    live = engine_and_trainer(sharp(noise=0.02), sharp(noise=0.0), replay=False)
+    replayed = engine_and_trainer(sharp(noise=0.02), sharp(noise=0.0), replay=True)
+    assert replayed.mean() < 0.5 * live.mean()
+    assert replayed.max() < live.max()
+
+
+def test_replay_bounds_the_mismatch_of_a_half_precision_engine() -> None:
+    replayed = engine_and_trainer(tiny_moe(0).bfloat16(), tiny_moe(0), replay=True)
+    assert 1e-4 < replayed.max() < 0.1
