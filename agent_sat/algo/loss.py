@@ -1,6 +1,7 @@
-"""The policy loss: L = -sum_i weights_i keep_i c_i f(r_i, A_i) + penalties.
+"""The policy loss, one line of algebra with a stage behind each factor.
 
-aggregate  mask  correct trust(ratio)  penalty
+L = - sum_i weights_i keep_i c_i     f(r_i, A_i)  + penalties
+            aggregate mask   correct trust(ratio)   penalty
 """
 
 from __future__ import annotations
@@ -84,7 +85,6 @@ class TokenDiagnostics:
 class LossOutput:
     loss: Tensor  # [] of this micro-batch; the step's loss is the sum over micro-batches
     tokens: TokenDiagnostics
-    reference: sat.Reference | None  # the one used, whoever fitted it
 
 
 def policy_loss(
@@ -112,22 +112,14 @@ def policy_loss(
         needs_recomputed=method.needs_recomputed,
         version=version,
     )
-    stratum = None
-    if method.uses_sat:
-        stratum = sat.strata(settings, terms.turn)
-        if reference is None:
-            reference = sat.fit(settings, [sat.observe_terms(settings, terms, stratum)])
-        contraction = sat.contract(settings, terms.log_ratio, stratum, reference)
-        terms = replace(terms, contraction=contraction)
+    terms, stratum, reference = _contracted(method, terms, reference)
     surrogate: Surrogate = method.trust_region(terms)
-    keep, correction = _keep(method, terms), _correction(method, terms)
-    weights = batch.weights
-    loss = -(_product(weights, keep, correction) * surrogate.values).sum()
-    kl = _kl(method, batch, terms)
+    keep, correction, kl = _keep(method, terms), _correction(method, terms), _kl(method, batch, terms)
+    loss = -(_product(batch.weights, keep, correction) * surrogate.values).sum()
     if kl is not None:
-        loss = loss + settings.kl_coefficient * (weights * kl).sum()
+        loss = loss + settings.kl_coefficient * (batch.weights * kl).sum()
     if settings.entropy_coefficient > 0:
-        loss = loss - settings.entropy_coefficient * (weights * clean(entropy, terms.active)).sum()
+        loss = loss - settings.entropy_coefficient * (batch.weights * clean(entropy, terms.active)).sum()
     tokens = TokenDiagnostics(
         active=terms.active,
         turn=terms.turn,
@@ -136,25 +128,34 @@ def policy_loss(
         objective_log_ratio=terms.log_ratio.detach(),
         ratio=terms.ratio.detach(),
         surrogate=surrogate.values.detach(),
-        clipped=_or_false(surrogate.clipped, terms),
+        clipped=torch.zeros_like(terms.active) if surrogate.clipped is None else surrogate.clipped,
         keep=keep,
         correction=correction,
         contraction=terms.contraction,
         kl=None if kl is None else kl.detach(),
         stratum=stratum,
-        reference=reference if method.uses_sat else None,
+        reference=reference,
         settings=settings,
     )
-    return LossOutput(loss=loss, tokens=tokens, reference=reference)
+    return LossOutput(loss=loss, tokens=tokens)
+
+
+def _contracted(
+    method: Method, terms: Terms, reference: sat.Reference | None
+) -> tuple[Terms, Tensor | None, sat.Reference | None]:
+    """(terms with SAT's contraction, each token's stratum, the reference used); as they were where SAT is off."""
+    if not method.uses_sat:
+        return terms, None, None
+    stratum = sat.strata(method.settings, terms.turn)
+    if reference is None:
+        reference = sat.fit(method.settings, [sat.observe_terms(method.settings, terms, stratum)])
+    contraction = sat.contract(method.settings, terms.log_ratio, stratum, reference)
+    return replace(terms, contraction=contraction), stratum, reference
 
 
 def _product(weights: Tensor, keep: Tensor | None, correction: Tensor | None) -> Tensor:
     weights = weights if keep is None else weights * keep
     return weights if correction is None else weights * correction
-
-
-def _or_false(clipped: Tensor | None, terms: Terms) -> Tensor:
-    return torch.zeros_like(terms.active) if clipped is None else clipped
 
 
 def _keep(method: Method, terms: Terms) -> Tensor | None:

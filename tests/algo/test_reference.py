@@ -213,4 +213,4 @@ def test_given_reference_is_used_instead_of_the_micro_batch():
     )
     output, _ = run([0.1, 0.1, 0.1], [1.0, 1.0, 1.0], "global", given_q)
     assert output.tokens.gate is not None and output.tokens.gate.all()
-    assert output.reference is given_q
+    assert output.tokens.reference is given_q
