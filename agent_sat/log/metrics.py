@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,6 +97,10 @@ class WandbSink:
 
 
 def _start_wandb(settings: WandbRun) -> Any:
+    if settings.mode == "offline":
+        os.environ.setdefault(
+            "WANDB_ERROR_REPORTING", "false"
+        )  # its crash reporter looks up a host at import
     import wandb
 
     run = wandb.init(
