@@ -39,6 +39,20 @@ LAG = [
     *("tokens", "log_ratio_abs_mean", "k3", "policy_lag_abs_mean", "policy_lag_variance"),
     *("implementation_abs_mean", "implementation_variance", "clipped_share"),
 ]
+INTERVALS = [
+    *(
+        "log_ratio_abs_mean",
+        "log_ratio_mean",
+        "k1",
+        "k3",
+        "probability_gap_mean",
+        "effective_share",
+        "entropy_mean",
+    ),
+    *("share_outside_0.8_1.2", "share_pi_below_1e-3", "share_mu_below_1e-3", "pearson"),
+    *("clipped_share", "gate_rate", "changed_share"),
+]
+SHOWN_INTERVALS = ("log_ratio_abs_mean",)  # in a terminal; the report draws all of INTERVALS
 KL_GROUP = ["steps", "tokens", "k3", "probability_gap_mean", "pearson", "pearson_log"]
 LEGEND = (
     "d = log pi - log mu of the sampled token, in nats; [low, high]: 95% by bootstrap over episodes;",
@@ -85,9 +99,9 @@ def _print(run_dir: str | Path, steps: str, console: Console, *, full: bool) -> 
 
 
 def turn_summary(run: Run, sums: RunSums, window: Window) -> pl.DataFrame:
-    """The by-turn table with exact quantiles and intervals of mean |d|; the last row, -1, is all turns."""
+    """The by-turn table with exact quantiles and intervals; the last row, turn -1, is all turns."""
     table = turn_table(sums)
-    for more in (quantiles(run, window), intervals(sums, ["log_ratio_abs_mean"])):
+    for more in (quantiles(run, window), intervals(sums, INTERVALS)):
         table = table.join(more, on="turn", how="left", maintain_order="left")
     return pl.concat([table, overall(sums)], how="diagonal_relaxed")
 
@@ -126,7 +140,9 @@ def _key(name: str, value: Any) -> str:
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
-    value, low, high = row[name], row.get(f"{name}_low"), row.get(f"{name}_high")
+    value, low, high = row[name], None, None
+    if name in SHOWN_INTERVALS:
+        low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     text = figure(value, share=name in MEASURES and MEASURES[name].unit == "share")
     return f"{text} [{figure(low)}, {figure(high)}]" if low is not None and high is not None else text
 
