@@ -1,6 +1,6 @@
 """What a sandboxed episode and turn cost, beside a fresh `python -c` and a bare fork server in the same run.
 
-`python benchmarks/sandbox.py [--repeats 5] [--episodes 100] [--backends python fork local docker] [--soak 10000]`
+`python benchmarks/sandbox.py [--repeats 5] [--episodes 100] [--backends python fork local docker] [--soak N]`
 The Docker backend needs an engine with the image: `.ci/docker-engine PYTHON benchmarks/sandbox.py` has both.
 """
 
@@ -30,7 +30,7 @@ from agent_sat.types import SandboxLimits
 
 SEED = 0
 PRELOAD = ("fractions", "math", "random", "numpy", "sympy")
-WARM_UP = "import sympy; x = sympy.Symbol('x'); sympy.solve(x**2 - 2, x); sympy.integrate(sympy.sin(x), x)"
+WARM_UP = "import sympy; x = sympy.Symbol('x'); sympy.solve(x*x - 2, x); sympy.integrate(x, x)"
 LIMITS = SandboxLimits(timeout_seconds=20.0, episode_seconds=1e6)
 MIXED = (
     "print(sum(range(100)))",
@@ -43,7 +43,7 @@ MIXED = (
 NUM_OPEN = 64
 TURNS_OF_AN_EPISODE = 10
 TURN = "print(4821*377+51)"
-# Forks and executes, with no confinement, limits or framing of outcomes: what the sandbox is measured against.
+# Forks and executes, with no confinement and no limits: what the sandbox is measured against.
 BARE_SERVER = """
 import contextlib, gc, importlib, io, os, signal, socket, struct, sys
 for name in sys.argv[2].split(","): importlib.import_module(name)
@@ -58,7 +58,9 @@ def read(d, n):
         parts += part
     return parts
 while True:
-    message, (d, *_), _, _ = socket.recv_fds(control, 10, 1) if (peek := control.recv(1, socket.MSG_PEEK)) else sys.exit()
+    message, descriptors, _, _ = socket.recv_fds(control, 10, 1)
+    if not message: sys.exit()
+    d = descriptors[0]
     if os.fork(): os.close(d); continue
     control.close(); names = {}
     while True:

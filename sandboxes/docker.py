@@ -29,15 +29,16 @@ from agent_sat.sandboxes.pool import Pool
 from agent_sat.types import SandboxLimits
 
 IMAGE = "agent-sat-python"
-PYTHON_LABEL, CODE_LABEL = (
-    "agent-sat.python",
-    "agent-sat.inside",
-)  # of an image: the interpreter, our code's digest
-RUN_LABEL, HOST_LABEL = "agent-sat.run", "agent-sat.host"  # of a container
+PYTHON_LABEL = "agent-sat.python"  # of an image: its interpreter
+CODE_LABEL = "agent-sat.inside"  # of an image: the digest of our code in it
+RUN_LABEL, HOST_LABEL = "agent-sat.run", "agent-sat.host"  # of a container: its pool, and the host process
 BOOTSTRAP = "import sys; sys.path.insert(0, '/opt/agent_sat'); from inside import slot; slot.launch()"
 START_SECONDS = 60.0
 ANSWER_SECONDS = 20.0  # beyond the time of a run itself: the container's CPU is shared
 STREAM_HEADER = struct.Struct(">BxxxL")  # Docker's framing of an attached stream: which one, how many bytes
+GVISOR = "runsc"
+GVISOR_THREADS = 1024  # its own kernel is a process with many of them
+STDOUT_STREAM, MAX_ERROR_BYTES = 1, 4096
 OVERHEAD_MIB = 128  # the slot, the fork server and what they preloaded
 NUM_OVERHEAD_PROCESSES = 2
 MAX_ANSWER_BYTES = 8 << 20
@@ -106,6 +107,9 @@ class DockerBackend:
         self.tier = "docker" if runtime is None else f"docker ({runtime})"
         self._limits, self._image, self._runtime = inner_limits(limits), image, runtime
         self._config = {"preload": list(preload), "warm_up": warm_up, "limits": asdict(self._limits)}
+        # gVisor has no Landlock: there its own kernel stands between an episode and the host's.
+        self._config["gvisor"] = runtime == GVISOR
+        self._config["max_tasks"] = limits.num_processes + NUM_OVERHEAD_PROCESSES if runtime == GVISOR else 0
         self._run = uuid.uuid4().hex
         self._idle: list[Container] = []
         self._lock = threading.Lock()
@@ -192,6 +196,7 @@ class DockerBackend:
     def _start(self) -> Container:
         limits, api = self._limits, self._docker.api
         disk = f"rw,nosuid,nodev,size={limits.disk_mib}m,nr_inodes=4096,mode=700,uid={UID},gid={UID}"
+        num_processes = limits.num_processes + NUM_OVERHEAD_PROCESSES
         memory = (limits.memory_mib + OVERHEAD_MIB) << 20
         try:
             created = api.create_container(
@@ -207,7 +212,7 @@ class DockerBackend:
                     read_only=True,
                     cap_drop=["ALL"],
                     security_opt=["no-new-privileges"],
-                    pids_limit=limits.num_processes + NUM_OVERHEAD_PROCESSES,
+                    pids_limit=num_processes + (GVISOR_THREADS if self._runtime == GVISOR else 0),
                     mem_limit=memory,
                     memswap_limit=memory,
                     nano_cpus=1_000_000_000,
@@ -219,7 +224,7 @@ class DockerBackend:
                     auto_remove=True,
                 ),
             )
-            stream = api.attach_socket(created["Id"], {"stdin": 1, "stdout": 1, "stream": 1})
+            stream = api.attach_socket(created["Id"], {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
             api.start(created["Id"])
         except (docker.errors.DockerException, OSError) as error:
             raise SandboxError(f"no new container: {error}") from error
@@ -238,7 +243,7 @@ class Container:
     def __init__(self, engine: docker.DockerClient, identity: str, stream: Any) -> None:
         self._engine, self._identity, self._stream = engine, identity, stream
         self._socket: socket.socket = getattr(stream, "_sock", stream)
-        self._raw, self._buffer = bytearray(), bytearray()
+        self._raw, self._buffer, self._errors = bytearray(), bytearray(), bytearray()
 
     def ask(self, request: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
         """The slot's answer. Raises SandboxError when it fails or does not come in time."""
@@ -258,7 +263,7 @@ class Container:
         except (OSError, ValueError) as error:
             raise SandboxError(f"the container's stream failed: {error}") from error
         if "error" in told:
-            raise SandboxError(told["error"])
+            raise SandboxError(f"{told['error']} {self._last_error()}".rstrip())
         return told
 
     def remove(self) -> None:
@@ -269,6 +274,11 @@ class Container:
             if error.status_code not in (404, 409):  # gone, or on its way
                 raise SandboxError(f"a container could not be removed: {error}") from error
 
+    def _last_error(self) -> str:
+        """The last line that came on stderr, in brackets."""
+        line = self._errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return f"({line})" if line else ""
+
     def _read(self, deadline: float) -> None:
         """Move what came on stdout to the buffer of frames. Raises OSError at the deadline or the end."""
         poller = select.poll()
@@ -277,14 +287,16 @@ class Container:
             raise TimeoutError("no answer in time")
         part = self._socket.recv(wire.REPLY_BYTES)
         if not part:
-            raise ConnectionResetError("the container ended")
+            raise ConnectionResetError(f"the container ended {self._last_error()}".rstrip())
         self._raw += part
         while len(self._raw) >= STREAM_HEADER.size:
-            _, length = STREAM_HEADER.unpack_from(self._raw)
+            stream, length = STREAM_HEADER.unpack_from(self._raw)
             end = STREAM_HEADER.size + length
             if len(self._raw) < end:
                 return
-            self._buffer += self._raw[STREAM_HEADER.size : end]
+            into = self._buffer if stream == STDOUT_STREAM else self._errors
+            into += self._raw[STREAM_HEADER.size : end]
+            del self._errors[:-MAX_ERROR_BYTES]
             del self._raw[:end]
 
 

@@ -38,6 +38,7 @@ class Zygote:
             namespaces=tier == "jail",
             filters=tier != "process",
             root=os.geteuid() == 0,
+            gvisor=False,
             max_tasks=limits.num_processes
             if tier == "jail"
             else count_tasks() + SHARED_TASKS * limits.num_processes,

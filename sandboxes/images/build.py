@@ -120,9 +120,8 @@ def add_tree(archive: tarfile.TarFile, source: Path, target: Path) -> list[Path]
 
 def closure(binaries: Iterable[Path]) -> set[Path]:
     """The shared libraries, the loader among them, that the dynamic linker finds for `binaries`."""
-    listed = subprocess.run(
-        ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
-    )  # a file that links to nothing makes ldd exit with 1
+    # Not checked: one file that links to nothing makes ldd exit with 1.
+    listed = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False)
     return {
         Path(found)
         for line in listed.stdout.splitlines()

@@ -61,7 +61,7 @@ def fork(control: socket.socket, work: str, limits: Limits) -> Episode:
     try:
         request = json.dumps({"work": work}).encode()
         socket.send_fds(control, [request], [theirs.fileno(), *streams, their_end])
-        _, pidfd = answer(control)
+        told, pidfd = answer(control)
     except (SetupFailed, OSError) as error:
         ours.close()
         for descriptor in (*streams, end):
@@ -70,16 +70,24 @@ def fork(control: socket.socket, work: str, limits: Limits) -> Episode:
     finally:
         theirs.close()
         os.close(their_end)
-    return Episode(limits, channel=ours, streams=(streams[0], streams[1]), end=end, pidfd=pidfd)
+    pid = pid_of(pidfd) if pidfd >= 0 else told["pid"]
+    return Episode(limits, channel=ours, streams=(streams[0], streams[1]), end=end, pidfd=pidfd, pid=pid)
 
 
 class Episode:
     """One confined interpreter, for one thread at a time."""
 
     def __init__(
-        self, limits: Limits, *, channel: socket.socket, streams: tuple[int, int], end: int, pidfd: int
+        self,
+        limits: Limits,
+        *,
+        channel: socket.socket,
+        streams: tuple[int, int],
+        end: int,
+        pidfd: int,  # -1 where the kernel has none
+        pid: int,  # as seen from here
     ) -> None:
-        self.pid = pid_of(pidfd)
+        self.pid = pid
         self._limits = limits
         self._channel = channel
         self._outputs = tuple(Output(stream, limits) for stream in streams)
@@ -142,7 +150,10 @@ class Episode:
 
     def signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, number)
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+            elif not self._ended_within(0.0):
+                os.kill(self.pid, number)
 
     def close(self) -> None:
         """Kill it and all it started, wait until the kernel says so, let go of every descriptor."""
@@ -152,7 +163,8 @@ class Episode:
         self._kill()
         self._channel.close()
         for descriptor in (self._pidfd, self._end, *(out.descriptor for out in self._outputs)):
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _execute(self, code: bytes, deadline: float) -> str:
         if len(code) > wire.CODE_BYTES:

@@ -25,9 +25,10 @@ def become(
 ) -> None:
     """Confine this process and serve on `descriptors` (channel, stdout, stderr) with `work` as its folder."""
     os.setsid()
-    linux.prctl(
-        linux.PR_SET_DUMPABLE, 1
-    )  # where the fork server is not: /proc/self is then this process's own
+    # A fork server in a container is not dumpable; with that, /proc/self would belong to root.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    # Orphans stay below this process, where their memory and CPU are counted.
+    linux.become_subreaper()
     if confinement.namespaces:
         own_mounts(work, limits, confinement)
         own_ids(limits, confinement)
@@ -76,6 +77,7 @@ def own_ids(limits: Limits, confinement: Confinement) -> None:
 
 
 def take_ids() -> None:
+    linux.drop_bounding_set()
     os.setgroups([])
     os.setresgid(UID, UID, UID)
     os.setresuid(UID, UID, UID)
@@ -112,7 +114,11 @@ def set_limits(limits: Limits, confinement: Confinement) -> None:
         _, ceiling = resource.getrlimit(kind)
         finite = [bound for bound in (value, ceiling) if bound != resource.RLIM_INFINITY]
         allowed = min(finite, default=resource.RLIM_INFINITY)
-        resource.setrlimit(kind, (allowed, allowed))
+        try:
+            resource.setrlimit(kind, (allowed, allowed))
+        except (OSError, ValueError):
+            if not confinement.gvisor:  # which holds some of these fixed
+                raise
 
 
 def call_filter(confinement: Confinement) -> bytes:

@@ -29,6 +29,7 @@ class Confinement:
 
     namespaces: bool  # the fork server is process 1 of its own namespaces
     filters: bool  # Landlock and seccomp
+    gvisor: bool  # the kernel below is gVisor's, which has no Landlock and fewer limits
     root: bool  # the fork server has user id 0, and an episode takes UID
     max_tasks: int  # of the user id an episode runs under; 0 where something else bounds them
     readable: tuple[str, ...]  # what Landlock lets an episode read and execute, beside its own folders

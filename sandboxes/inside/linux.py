@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -22,8 +23,7 @@ MNT_DETACH = 2
 ATIME_FLAGS = {1024: 1 << 10, 2048: 1 << 11, 4096: 1 << 21}
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME = 1, 4, 15
-PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 36, 38, 47
-PR_CAP_AMBIENT_CLEAR_ALL = 4
+PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 CAPABILITY_VERSION_3 = 0x20080522
 NUM_CAPABILITY_BITS = 64
 
@@ -112,11 +112,21 @@ def map_ids(pid: int | str, ids: list[tuple[int, int]], *, groups: bool) -> None
     write_text(f"/proc/{pid}/gid_map", lines)
 
 
+def become_subreaper() -> None:
+    """Orphans below this process become its children; an old gVisor has that for process 1 alone."""
+    with contextlib.suppress(OSError):
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def drop_bounding_set() -> None:
+    """No capability through any later exec; where this is not allowed, no_new_privs has to do."""
+    libc = _libc()
+    for capability in range(NUM_CAPABILITY_BITS):
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
 def drop_capabilities() -> None:
     """No capability now, and none to be had through any later exec."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    libc = _libc()
-    for capability in range(NUM_CAPABILITY_BITS):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # unknown or not ours to drop: capset below decides
+    drop_bounding_set()
     call("capset", struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24))

@@ -43,9 +43,7 @@ def serve() -> None:
         sys.modules["numpy.random"].seed()
     wire.write_frame(CHANNEL, b'{"ready": true}')
     failed: list[Any] = []  # a stream that failed keeps its buffer, and closing it would raise once more
-    _signal.signal(
-        SIGINT, SIG_IGN
-    )  # but in `run`: a late interrupt of an earlier turn must not hit this loop
+    _signal.signal(SIGINT, SIG_IGN)  # a late interrupt of an earlier turn must not hit this loop
     while True:
         try:
             request = wire.read_frame(CHANNEL)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -129,9 +130,10 @@ def start_server(
     own_paths = [path for path in (sys.base_prefix, *sys.path) if path]
     confinement = Confinement(
         namespaces=False,
-        filters=True,
+        filters=not config["gvisor"],
+        gvisor=config["gvisor"],
         root=os.geteuid() == 0,
-        max_tasks=0,  # the container's own limit counts
+        max_tasks=config["max_tasks"],
         readable=(*SYSTEM, *own_paths),
         writable=("/tmp", "/dev/shm"),
     )
@@ -145,6 +147,8 @@ def start_server(
         ours.close()
         linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         zygote.serve(theirs, limits, confinement)
+    except BaseException:
+        traceback.print_exc()  # the host shows the last line when it finds the container ended
     finally:
         os._exit(0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast  # noqa: F401  imported before any fork, as are the modules below that only an episode uses
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -132,7 +133,7 @@ def main(control: int, config: dict[str, Any]) -> None:
 
 def serve(channel: socket.socket, limits: Limits, confinement: Confinement) -> None:
     """Say ready, and fork an episode a request until the other side closes `channel`."""
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    linux.become_subreaper()
     server = Server(channel, limits, confinement)
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken)
@@ -170,14 +171,14 @@ class Server:
         *streams, end = descriptors
         try:
             pid = self._fork(streams, json.loads(message)["work"])
-            pidfd = os.pidfd_open(pid)
+            pidfds = open_pidfds(pid)
         except OSError as error:
             self._channel.send(json.dumps({"error": str(error)}).encode())
             os.close(end)
         else:
             self._ends[pid] = end
-            socket.send_fds(self._channel, [b"{}"], [pidfd])
-            os.close(pidfd)
+            socket.send_fds(self._channel, [json.dumps({"pid": pid}).encode()], pidfds)
+            streams += pidfds
         for descriptor in streams:
             os.close(descriptor)
         return True
@@ -233,6 +234,16 @@ class Server:
                     wire.write_frame(descriptor, message)
         finally:
             os._exit(SETUP_FAILED)
+
+
+def open_pidfds(pid: int) -> list[int]:
+    """A pidfd, or none where the kernel is an old gVisor: there the number itself has to do."""
+    try:
+        return [os.pidfd_open(pid)]
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return []
 
 
 def launch() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from agent_sat.sandboxes import Pool
 from agent_sat.types import ToolResult
-from tests.sandboxes.conftest import BACKENDS, LIMITS, open_pool
+from tests.sandboxes.conftest import BACKENDS, LIMITS, open_pool, run_fairly
 
 ABUSE = sorted((Path(__file__).parent / "abuse").glob("*.py"))
 SECRET = "s3cr3t-canary-7f3a"
@@ -117,11 +117,12 @@ class Verdict:
 def judge(pool: Pool, code: str) -> Verdict:
     with pool.open() as sandbox:
         result = sandbox.run(code)
-        same_episode = sandbox.run("40 + 2")
+        same_episode = run_fairly(sandbox, "40 + 2")
         started = time.monotonic()
     close_seconds = time.monotonic() - started
     with pool.open() as sandbox:
-        next_episode = sandbox.run("import os\nprint(sorted(os.listdir('.')), 40 + 2, 'result' in globals())")
+        look = "import os\nprint(sorted(os.listdir('.')), 40 + 2, 'result' in globals())"
+        next_episode = run_fairly(sandbox, look)
     return Verdict(
         result=result, same_episode=same_episode, next_episode=next_episode, close_seconds=close_seconds
     )

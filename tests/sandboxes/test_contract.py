@@ -222,9 +222,7 @@ def test_a_hanging_tool_does_not_hold_up_an_event_loop(pool: Pool) -> None:
 
 def test_a_snippet_is_compiled_as_plain_python_is(sandbox: PooledSandbox) -> None:
     assert sandbox.run("def f(x: int): ...\nf.__annotations__['x'] is int").stdout == "True\n"
-    assert (
-        sandbox.run("  1 + 1").stdout == "2\n"
-    )  # a lone expression may be indented, as models often write it
+    assert sandbox.run("  1 + 1").stdout == "2\n"  # models often indent a lone expression
     assert "unexpected indent" in sandbox.run("  x = 1").stderr
     assert sandbox.run("x = 3; x").stdout == "3\n"
     assert "line 1\n    1 +\n" in sandbox.run("1 +").stderr
