@@ -143,7 +143,7 @@ def policy_loss(
 def _contracted(
     method: Method, terms: Terms, reference: sat.Reference | None
 ) -> tuple[Terms, Tensor | None, sat.Reference | None]:
-    """(terms with SAT's contraction, each token's stratum, the reference used); as they were where SAT is off."""
+    """(terms with SAT's contraction, each token's stratum, the reference used); unchanged without SAT."""
     if not method.uses_sat:
         return terms, None, None
     stratum = sat.strata(method.settings, terms.turn)
