@@ -13,6 +13,7 @@ from agent_sat.analyze.runs import Run, Window
 from agent_sat.analyze.sums import RESAMPLED, RunSums, add, read_sums
 
 FEW_EPISODES = 30  # below it a table says so: an interval over so few episodes is itself uncertain
+MAX_DRAWN = 2000
 QUANTILES = (0.5, 0.9, 0.99)
 KL_GROUPS = (1e-3, 2e-2, 1e-1)  # upper bounds on the mean k3 of a step; a last group is open
 CONFOUNDERS = (
@@ -132,7 +133,14 @@ def intervals(sums: RunSums, names: list[str], bootstrap: Bootstrap | None = Non
 def _resample(
     episodes: NDArray[np.float64], how: Bootstrap, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Sums [replicas, parts] of as many episodes as there are, drawn with replacement."""
+    """Sums [replicas, parts] of as many episodes as there are, drawn with replacement.
+
+    Of more than MAX_DRAWN episodes, random blocks are drawn in their place: sums of independent episodes
+    spread as the episodes do, and the cost no longer grows with the run.
+    """
+    if len(episodes) > MAX_DRAWN:
+        starts = np.arange(MAX_DRAWN) * len(episodes) // MAX_DRAWN
+        episodes = np.add.reduceat(random.permutation(episodes), starts)
     number = len(episodes)
     draws = (random.integers(number, size=number) for _ in range(how.replicas))
     return np.stack([np.bincount(drawn, minlength=number) @ episodes for drawn in draws])

@@ -206,6 +206,7 @@ def test_intervals_cover_the_mean_and_close_with_more_episodes(tmp_path):
         return (row["log_ratio_abs_mean_high"] - row["log_ratio_abs_mean_low"]) * math.sqrt(number) / 0.2363
 
     assert width(100) == pytest.approx(1, rel=0.3) and width(900) == pytest.approx(1, rel=0.2)
+    assert width(5000) == pytest.approx(1, rel=0.2)  # drawn in blocks
 
 
 def test_an_interval_over_one_episode_is_that_episode(tmp_path):
