@@ -19,6 +19,7 @@ from agent_sat.algo.settings import AlgorithmConfig
 from tests.algo.batches import make_batch
 
 finite = st.floats(-3, 3, allow_nan=False, width=32)
+eighths = st.integers(-24, 24).map(lambda n: n / 8)  # sums and products with them are exact, and ties common
 
 
 def observed(values: Sequence[float], turns: Sequence[int] | None = None) -> Observed:
@@ -33,7 +34,7 @@ def test_rank_takes_the_level_as_it_was_written(level: float, count: int, expect
     assert rank(level, count) == expected  # 0.7 * 10 is 7.000000000000001 in floating point
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.floats(0, 10, width=32), st.integers(0, 4)), min_size=1, max_size=60),
     st.sampled_from([0.05, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0]),
@@ -163,10 +164,10 @@ def run(
     return output, leaf.grad
 
 
-tokens = st.lists(st.tuples(finite, finite), min_size=1, max_size=40)
+tokens = st.lists(st.tuples(finite | eighths, finite), min_size=1, max_size=40)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(tokens, st.sampled_from(["global", "turn"]))
 def test_sat_statements_hold_for_any_batch(pairs: list[tuple[float, float]], reference: str):
     d, a = [x for x, _ in pairs], [y for _, y in pairs]
@@ -192,11 +193,10 @@ def test_sat_statements_hold_for_any_batch(pairs: list[tuple[float, float]], ref
     torch.testing.assert_close(gradient[converging], (-advantage * r / len(d))[converging])
 
 
-@settings(max_examples=50, deadline=None)
-@given(tokens, st.floats(0.25, 4))
-def test_contraction_does_not_see_a_uniform_rescaling(pairs: list[tuple[float, float]], scale: float):
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(eighths, eighths), min_size=1, max_size=40), st.sampled_from([0.5, 2.0, 4.0]))
+def test_contraction_does_not_see_a_uniform_rescaling(pairs: list[tuple[float, float]], power: float):
     # the limit the article names in Part 05: q rescales with the mismatch itself
-    power = 2.0 ** round(np.log2(scale))  # a power of two, so that scaling is exact
     d, a = [x for x, _ in pairs], [y for _, y in pairs]
     first, _ = run(d, a, "turn")
     second, _ = run([power * x for x in d], a, "turn")
