@@ -40,7 +40,6 @@ MIXED = (
     "import numpy as np\nnp.linalg.solve(np.array([[2.0, 1], [1, 3]]), np.array([1.0, 2]))",
     "undefined_name + 1",
 )
-NUM_OPEN = 64
 TURNS_OF_AN_EPISODE = 10
 TURN = "print(4821*377+51)"
 # Forks and executes, with no confinement and no limits: what the sandbox is measured against.
@@ -85,6 +84,7 @@ class Way:
     name: str
     open: Callable[[], Session]
     cpu_is_below: bool  # all its processes are descendants of this one
+    num_open: int = 64  # episodes at once in the mixed set
 
 
 class FreshPython:
@@ -142,7 +142,10 @@ def ways(names: list[str]) -> Iterator[list[Way]]:
                 found.append(Way(name="bare fork server", open=server.open, cpu_is_below=True))
             else:
                 pool = stack.enter_context(open_pool(name))
-                found.append(Way(name=f"{name} ({pool.tier})", open=pool.open, cpu_is_below=name == "local"))
+                local = name == "local"
+                described = f"{name} ({pool.tier})"
+                num_open = 64 if local else 8  # a container holds tens of MiB
+                found.append(Way(name=described, open=pool.open, cpu_is_below=local, num_open=num_open))
         yield found
 
 
@@ -204,8 +207,8 @@ def measure(way: Way, num_episodes: int, rng: random.Random) -> Measured:
 
 
 def mixed(way: Way, rng: random.Random) -> float:
-    """Snippets a second with NUM_OPEN episodes at once, each opened, run for some turns and closed."""
-    plans = [[rng.choice(MIXED) for _ in range(TURNS_OF_AN_EPISODE)] for _ in range(2 * NUM_OPEN)]
+    """Snippets a second with `way.num_open` episodes at once, each opened, run for some turns and closed."""
+    plans = [[rng.choice(MIXED) for _ in range(TURNS_OF_AN_EPISODE)] for _ in range(2 * way.num_open)]
 
     def episode(codes: list[str]) -> None:
         session = way.open()
@@ -214,7 +217,7 @@ def mixed(way: Way, rng: random.Random) -> float:
         session.close()
 
     started = time.perf_counter()
-    with ThreadPoolExecutor(NUM_OPEN) as threads:
+    with ThreadPoolExecutor(way.num_open) as threads:
         list(threads.map(episode, plans))
     return len(plans) * TURNS_OF_AN_EPISODE / (time.perf_counter() - started)
 

@@ -95,9 +95,11 @@ def fill(archive: tarfile.TarFile, packages: Iterable[str]) -> None:
             raise SandboxError(f"the package {name!r} is not installed beside this interpreter ({site})")
         if (site / name).is_dir():
             added += add_tree(archive, site / name, own_site / name)
-    for linked in sorted(closure(added)):
-        if not linked.is_relative_to(base):
-            archive.add(linked.resolve(), in_place(linked), filter=owned_by_root)
+    for linked in sorted({in_place(path) for path in closure(added)}):
+        if not any(
+            Path(linked).is_relative_to(place) for place in (base, site.resolve())
+        ):  # these are in already
+            archive.add(os.path.realpath(linked), linked, filter=owned_by_root)
     add_tree(archive, INSIDE, Path("/opt/agent_sat/inside"))
     add_text(archive, "etc/passwd", USERS)
     add_text(archive, "etc/group", f"root:x:0:\nsandbox:x:{UID}:\n")

@@ -14,11 +14,11 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from typing import Any
 
-from . import output, vitals, wire
+from . import vitals, wire
 from .limits import GRACE_SECONDS, MIB, Limits, Outcome
+from .output import Output
 
 ANSWER_BYTES = 65536
 OPEN_SECONDS = 20.0
@@ -26,7 +26,6 @@ CLOSE_SECONDS = 10.0
 FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.03, 0.05  # at the memory of a run that is not over yet
 IDLE_CPU_SECONDS = 0.1  # between two looks at an episode that has nothing to run
 MAX_STALE_FRAMES = 64
-KEPT_OUTPUT_BYTES = 1 << 16  # a longer output file is emptied after the run
 CLAIMS = ("ok", "error", "interrupted", "memory")  # what the inside may say of a run
 STATE_LOST = ("timeout", "memory", "crashed", "exited", "infra")
 
@@ -109,7 +108,7 @@ class Episode:
         self._next_look = float("inf")
         try:
             told = self._receive(time.monotonic() + OPEN_SECONDS)
-            failure = "" if "ready" in told else str(told.get("error"))
+            failure = "" if told == wire.READY else told.decode("utf-8", "replace")
         except (Lost, TimeoutError) as error:
             failure = repr(error)
         if failure:
@@ -170,9 +169,9 @@ class Episode:
         if len(code) > wire.CODE_BYTES:
             os.write(self._outputs[1].descriptor, b"the code is longer than 1 MiB\n")
             return "error"
-        nonce = os.urandom(wire.NONCE_BYTES // 2).hex()
+        nonce = os.urandom(wire.NONCE_BYTES)
         try:
-            self._send(wire.frame(nonce.encode() + code), deadline)
+            self._send(wire.frame(nonce + code), deadline)
             try:
                 return self._reply(nonce, deadline)
             except TimeoutError:
@@ -197,26 +196,31 @@ class Episode:
                 if not poller.poll(max(0.0, deadline - time.monotonic()) * 1e3):
                     raise TimeoutError from None
 
-    def _reply(self, nonce: str, deadline: float) -> str:
+    def _reply(self, nonce: bytes, deadline: float) -> str:
         """The answer to this request; frames of another one, late or forged, are dropped."""
         for _ in range(MAX_STALE_FRAMES):
-            told = self._receive(deadline)
-            if told.get("nonce") == nonce:
-                status = told.get("status")
+            body = self._receive(deadline)
+            if body.startswith(nonce):
+                status = body[len(nonce) :].decode("ascii", "replace")
                 return status if status in CLAIMS else "error"
         raise Lost("too many frames that answer nothing")
 
-    def _receive(self, deadline: float) -> dict[str, Any]:
+    def _receive(self, deadline: float) -> bytes:
         """The next frame. Raises Lost, TimeoutError at the deadline, MemoryError if a look finds too much."""
+        late = False
         while True:
             try:
                 body = wire.take_frame(self._buffer)
-                told = None if body is None else json.loads(body)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise Lost(str(error)) from error
             if body is not None:
-                return told if isinstance(told, dict) else {}
+                return body
             now = time.monotonic()
+            if late:
+                raise TimeoutError
+            if now >= self._next_look:
+                self._look()
+            late = now >= deadline  # what is there by now still counts, but not one byte after the other
             ready = dict(self._poller.poll(max(0.0, min(deadline, self._next_look) - now) * 1e3))
             if self._channel.fileno() in ready:
                 part = self._channel.recv(wire.REPLY_BYTES)
@@ -225,10 +229,6 @@ class Episode:
                 self._buffer += part
             elif ready:
                 raise Lost("the process ended")
-            elif time.monotonic() >= deadline:
-                raise TimeoutError
-            else:
-                self._look()
 
     def _look(self) -> None:
         now, seen = time.monotonic(), vitals.read(self.pid)
@@ -287,44 +287,3 @@ def judge_end(wait_status: int) -> str:
         return "timeout"
     # Only the kernel can kill process 1 of a namespace, and it does so for memory.
     return "memory" if number == signal.SIGKILL else "crashed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    text: str
-    cut: bool
-    full: bool  # the file reached its size limit
-
-
-NOTHING_SHOWN = Shown(text="", cut=False, full=False)
-
-
-class Output:
-    """A file in memory that an episode appends to and that outlives it."""
-
-    def __init__(self, descriptor: int, limits: Limits) -> None:
-        self.descriptor = descriptor
-        self._position = 0
-        self._shown_bytes = limits.output_bytes
-        self._max_bytes = limits.file_mib * MIB
-
-    def take(self) -> Shown:
-        """What was written since the last call, head and tail where it is too long."""
-        size = os.fstat(self.descriptor).st_size
-        length = max(0, size - self._position)
-        if not length:
-            self._position = size
-            return NOTHING_SHOWN
-        half = self._shown_bytes // 2
-        if length <= self._shown_bytes:
-            text = os.pread(self.descriptor, length, self._position).decode("utf-8", "replace")
-        else:
-            head = os.pread(self.descriptor, half, self._position)
-            tail = os.pread(self.descriptor, half, size - half)
-            text = output.head_and_tail(head, tail, length - 2 * half)
-        if size > KEPT_OUTPUT_BYTES:
-            os.ftruncate(self.descriptor, 0)
-            size = 0
-        full = self._position + length >= self._max_bytes
-        self._position = size
-        return Shown(text=text, cut=length > self._shown_bytes, full=full)

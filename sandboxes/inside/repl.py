@@ -10,7 +10,6 @@ import _sitebuiltins
 import ast
 import builtins
 import contextlib
-import json
 import linecache
 import os
 import signal
@@ -41,7 +40,7 @@ def serve() -> None:
     turn = 0
     if "numpy.random" in sys.modules:  # the module `random` does this after a fork by itself
         sys.modules["numpy.random"].seed()
-    wire.write_frame(CHANNEL, b'{"ready": true}')
+    wire.write_frame(CHANNEL, wire.READY)
     failed: list[Any] = []  # a stream that failed keeps its buffer, and closing it would raise once more
     _signal.signal(SIGINT, SIG_IGN)  # a late interrupt of an earlier turn must not hit this loop
     while True:
@@ -49,38 +48,38 @@ def serve() -> None:
             request = wire.read_frame(CHANNEL)
         except (EOFError, OSError):
             os._exit(EXIT_CHANNEL_LOST)
-        nonce, code = request[: wire.NONCE_BYTES].decode(), request[wire.NONCE_BYTES :].decode()
+        nonce, code = request[: wire.NONCE_BYTES], request[wire.NONCE_BYTES :].decode()
         turn += 1
-        reply = run(code, f"<turn {turn}>", module.__dict__)
+        status = run(code, f"<turn {turn}>", module.__dict__)
         if not flush_streams():
             failed = [*failed[-2:], sys.stdout, sys.stderr]
             open_streams()
         if os.getpid() != own_pid:  # a child that the snippet forked and that came back to here
             os._exit(0)
         try:
-            wire.write_frame(CHANNEL, json.dumps({"nonce": nonce, **reply}).encode())
+            wire.write_frame(CHANNEL, nonce + status.encode())
         except OSError:
             os._exit(EXIT_CHANNEL_LOST)
 
 
-def run(code: str, name: str, namespace: dict[str, Any]) -> dict[str, str]:
-    """Execute one snippet and show its last expression; the traceback of an error goes to stderr."""
+def run(code: str, name: str, namespace: dict[str, Any]) -> str:
+    """Execute one snippet, show its last expression or its error, and give the status."""
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
     try:
         _signal.signal(SIGINT, _signal.default_int_handler)
         try:
             execute(code, name, namespace)
-            return {"status": "ok"}
+            return "ok"
         finally:
             _signal.signal(SIGINT, SIG_IGN)
     except SystemExit as error:
         leave(error)
     except KeyboardInterrupt as error:
         show_error(error)
-        return {"status": "interrupted"}
+        return "interrupted"
     except BaseException as error:
         show_error(error)
-        return {"status": "memory" if isinstance(error, MemoryError) else "error"}
+        return "memory" if isinstance(error, MemoryError) else "error"
 
 
 def execute(code: str, name: str, namespace: dict[str, Any]) -> None:

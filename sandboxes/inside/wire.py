@@ -8,6 +8,7 @@ import struct
 REPLY_BYTES = 65536  # no honest reply is longer
 CODE_BYTES = 1 << 20
 NONCE_BYTES = 16
+READY = b"ready"  # the first frame of an episode, or why it cannot be; then a nonce and a status each
 
 _LENGTH = struct.Struct(">I")
 

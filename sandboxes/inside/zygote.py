@@ -228,7 +228,7 @@ class Server:
             episode.become(streams, work, self._limits, self._confinement, self._filter)
         except BaseException as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            message = json.dumps({"error": f"{error} ({where.name})"}).encode()
+            message = f"{error} ({where.name})".encode()
             for descriptor in (streams[0], repl.CHANNEL):  # before or after it was moved there
                 with contextlib.suppress(OSError):
                     wire.write_frame(descriptor, message)

@@ -197,7 +197,7 @@ def test_a_snippet_breaks_nothing(campaign: Campaign, name: str) -> None:
     for text in (result.stdout, result.stderr):
         assert len(text) <= LIMITS.output_bytes + 100
     assert verdict.next_episode.stdout == "[] 42 False\n", verdict.next_episode
-    assert verdict.same_episode.status in ("ok", "error")
+    assert verdict.same_episode.status != "infra" and verdict.same_episode.seconds < MAX_SECONDS
 
 
 def test_there_are_at_least_sixty_snippets_and_each_says_what_it_must_not_do() -> None:

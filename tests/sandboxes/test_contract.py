@@ -111,12 +111,25 @@ def test_the_number_of_processes_is_bounded(sandbox: PooledSandbox) -> None:
 
 
 def test_a_forged_reply_neither_ends_nor_shifts_a_later_run(sandbox: PooledSandbox) -> None:
-    forge = 'import os, struct\nb = b\'{"nonce": "0000000000000000", "status": "ok"}\'\n'
+    forge = "import os, struct\nb = b'0' * 16 + b'infra'\n"
     sandbox.run(forge + "n = os.write(3, (struct.pack('>I', len(b)) + b) * 3)")
     assert sandbox.run("print('mine')").stdout == "mine\n"
     assert sandbox.run("n = os.write(3, b'\\xff' * 100)").status in ("ok", "exited", "timeout")
     assert sandbox.run("print('again')").stdout in ("again\n", "")
     assert sandbox.run("print('at last')").stdout == "at last\n"
+
+
+def test_a_reply_in_drops_does_not_put_off_the_deadline(sandbox: PooledSandbox) -> None:
+    drip = """
+        import os, signal, struct, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.write(3, struct.pack('>I', 60000))
+        while True:
+            os.write(3, b'x')
+            time.sleep(0.005)
+    """
+    result = run_fairly(sandbox, textwrap.dedent(drip))
+    assert result.status == "timeout" and result.seconds < 4
 
 
 def test_many_threads_have_their_own_sandboxes(pool: Pool) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent_sat.sandboxes.inside import client, landlock, seccomp, vitals, wire
 from agent_sat.sandboxes.inside.limits import Limits
-from agent_sat.sandboxes.inside.output import head_and_tail
+from agent_sat.sandboxes.inside.output import Output, head_and_tail
 from agent_sat.types import STATE_LOST
 
 LIMITS = Limits(memory_mib=64, num_processes=4, file_mib=1, disk_mib=1, cpu_seconds=1, output_bytes=10)
@@ -139,7 +139,7 @@ def memory_file(*parts: bytes) -> int:
 
 def test_output_is_taken_once_and_only_what_is_new() -> None:
     descriptor = memory_file(b"first")
-    out = client.Output(descriptor, LIMITS)
+    out = Output(descriptor, LIMITS)
     assert out.take().text == "first"
     assert out.take().text == ""
     os.write(descriptor, b"second")
@@ -151,13 +151,13 @@ def test_output_is_taken_once_and_only_what_is_new() -> None:
 
 def test_output_that_reached_the_limit_says_so_and_is_emptied() -> None:
     descriptor = memory_file(b"x" * (1 << 20))
-    assert client.Output(descriptor, LIMITS).take().full
+    assert Output(descriptor, LIMITS).take().full
     assert os.fstat(descriptor).st_size == 0
 
 
 def test_a_file_that_was_cut_short_by_the_snippet_is_no_trouble() -> None:
     descriptor = memory_file(b"first")
-    out = client.Output(descriptor, LIMITS)
+    out = Output(descriptor, LIMITS)
     out.take()
     os.ftruncate(descriptor, 0)
     assert out.take().text == ""
