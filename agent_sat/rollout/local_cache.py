@@ -89,11 +89,9 @@ class SlotCache:
         """Lay out the attention of the next forward pass."""
         self._rows = rows
         self._destinations = {}
-        split = rows.num_single
-        groups = [self._single(rows.slots[:split], rows.positions[:split])] if split else []
-        if split < len(rows.slots):
-            groups.append(self._several(rows))
-        self.groups = groups
+        split, end = rows.num_single, len(rows.slots)
+        parts = [slice(0, split), slice(split, end)]
+        self.groups = [self._group(rows, part) for part in parts if part.start < part.stop]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [KV heads, N, dim] of the step's rows; gives the layer's buffers."""
@@ -119,35 +117,27 @@ class SlotCache:
             self._destinations[num_heads] = self._tensor((first[None] + heads).reshape(-1))
         return self._destinations[num_heads]
 
-    def _single(self, slots: Index, positions: Index) -> Group:
-        """Slots that feed one token; unless they are few, all slots up to the last are attended, uncopied."""
-        span = int(slots[-1]) + 1
+    def _group(self, rows: Rows, part: slice) -> Group:
+        """Attention of a part of the slots, padded to the longest of them.
+
+        Unless they are few among the slots up to the last of them, all of those are attended as they lie, and
+        what comes out for the others is dropped.
+        """
+        slots, counts = rows.slots[part], rows.counts[part]
+        first_row = int(rows.counts[: part.start].sum())
+        positions = rows.positions[first_row : first_row + int(counts.sum())]
+        longest, span = int(counts.max()), int(slots.max()) + 1
         dense = 2 * len(slots) >= span
-        size = span if dense else len(slots)
-        places = slots if dense else np.arange(len(slots))
-        rows, seen = np.zeros(size, np.int64), np.zeros((size, 1), np.int64)
-        rows[places], seen[places, 0] = np.arange(len(slots)), positions
+        size, places = (span, slots) if dense else (len(slots), np.arange(len(slots)))
+        starts = np.cumsum(counts) - counts
+        # the row of each query; padding repeats a slot's last one, idle slots the first of all
+        table = np.zeros((size, longest), np.int64)
+        table[places] = starts[:, None] + np.minimum(np.arange(longest), counts[:, None] - 1)
+        take = np.repeat(places * longest - starts, counts) + np.arange(len(positions))
         return Group(
             slots=slice(0, span) if dense else self._tensor(slots),
-            shape=(size, 1),
-            rows=self._tensor(rows),
-            take=self._tensor(places),
-            bias=self._bias(seen, int(positions.max()) + 1),
-        )
-
-    def _several(self, rows: Rows) -> Group:
-        """Slots that feed several tokens, padded to the longest."""
-        split = rows.num_single
-        slots, counts, positions = rows.slots[split:], rows.counts[split:], rows.positions[split:]
-        size, longest = len(slots), int(counts.max())
-        starts = np.cumsum(counts) - counts
-        inside = np.minimum(np.arange(longest), counts[:, None] - 1)  # [P, T]; padding repeats the last token
-        table = starts[:, None] + inside
-        take = np.repeat(np.arange(size) * longest - starts, counts) + np.arange(len(positions))
-        return Group(
-            slots=self._tensor(slots),
             shape=(size, longest),
-            rows=self._tensor(table.reshape(-1) + split),
+            rows=self._tensor(table.reshape(-1) + first_row),
             take=self._tensor(take),
             bias=self._bias(positions[table], int(positions.max()) + 1),
         )

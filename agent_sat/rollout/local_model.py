@@ -38,6 +38,9 @@ class SlotModel:
         self._cache = SlotCache(
             num_slots=num_slots, max_length=max_length, device=model.device, dtype=model.dtype
         )
+        # decoder and head, as the trainer calls them: what the causal model adds to them is time
+        self._decoder: Any = model.get_decoder()
+        self._head: Any = model.get_output_embeddings()
         embeddings: Any = model.get_input_embeddings()
         self.vocab_size = int(embeddings.weight.shape[0])
         routers = find_routers(model) if record_routes else []
@@ -52,32 +55,32 @@ class SlotModel:
         """Logits [R, V] of the rows that sample (None if none does) and routed experts [N, layers, top_k]."""
         self._experts.clear()
         self._cache.begin(feed.rows)
-        # the head always runs: a step in which no slot samples takes its first row for nothing
-        keep = feed.sample_rows if len(feed.samples) else np.zeros(1, np.int64)
-        outputs: Any = self._model(
+        hidden = self._decoder(
             input_ids=self._tensor(feed.token_ids)[None],
             position_ids=self._tensor(feed.rows.positions)[None],
             use_cache=False,
-            logits_to_keep=self._tensor(keep),
             slot_cache=self._cache,
-        )
+        ).last_hidden_state[0]
         experts = torch.stack(self._experts, dim=1).cpu().numpy() if self._experts else None
-        return (outputs.logits[0] if len(feed.samples) else None), experts
+        if not len(feed.samples):
+            return None, experts
+        return self._head(hidden.index_select(0, self._tensor(feed.sample_rows))), experts
 
     def sample(self, logits: Tensor, settings: Settings) -> Drawn:
         """Draw one token a row of logits [R, V]."""
-        temperature = self._tensor(settings.temperature)
-        top_p, top_k = self._tensor(settings.top_p), self._tensor(settings.top_k)
-        logprobs = behavior_logprobs(logits, temperature=temperature, top_p=top_p, top_k=top_k)
-        uniform = self._tensor(uniforms(settings.seeds, settings.counters))
-        tokens = draw(logprobs, uniform=uniform, greedy=temperature == 0)
-        chosen_logprobs = logprobs.gather(-1, tokens.clamp(max=logprobs.shape[-1] - 1)[:, None])[:, 0]
-        if not bool(torch.isfinite(chosen_logprobs).all()):
+        greedy = settings.temperature == 0
+        logprobs = behavior_logprobs(
+            logits, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k
+        )
+        tokens = draw(logprobs, uniform=uniforms(settings.seeds, settings.counters), greedy=greedy)
+        # without finite logits nothing is passed, and the index found is one past the last
+        chosen = logprobs.gather(-1, tokens.clamp_(max=logprobs.shape[-1] - 1)[:, None])[:, 0].cpu().numpy()
+        if not np.isfinite(chosen).all():
             raise EngineError("the model's logits are not finite; were the last weights?")
-        truncates = (settings.temperature > 0) & ((settings.top_p < 1) | (settings.top_k > 0))
+        truncates = ((settings.top_p < 1) | (settings.top_k > 0)) & ~greedy
         return Drawn(
             token_ids=tokens.cpu().numpy(),
-            logprobs=chosen_logprobs.cpu().numpy(),
+            logprobs=chosen,
             nucleus=kept_sets(logprobs) if truncates.any() else None,
         )
 
@@ -113,6 +116,9 @@ def require_servable(model: PreTrainedModel, max_length: int) -> None:
     """Raise unless every layer attends to a whole context of `max_length`: all that slot_attention does."""
     config: Any = model.config
     name = type(model).__name__
+    for scale in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
+        if getattr(config, scale, None) not in (None, 1, 1.0):
+            raise EngineError(f"{name} has {scale}, which the engine would leave out of its logits")
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if kinds:
         raise EngineError(f"only attention layers are served; {name} has {', '.join(sorted(kinds))}")

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from agent_sat.errors import EngineError
 from agent_sat.rollout.local import LocalEngine
@@ -170,6 +178,9 @@ def test_models_it_cannot_serve_are_refused() -> None:
     short = MistralForCausalLM(MistralConfig(**small, sliding_window=None, max_position_embeddings=100))
     with pytest.raises(EngineError, match="positions for 100 tokens; max_length 192"):
         LocalEngine(short, max_sessions=1, max_length=192)
+    scaled = GraniteForCausalLM(GraniteConfig(**small, logits_scaling=8.0))
+    with pytest.raises(EngineError, match="logits_scaling"):
+        LocalEngine(scaled, max_sessions=1, max_length=64)
 
 
 def test_attention_with_sinks_is_refused_at_the_first_turn() -> None:

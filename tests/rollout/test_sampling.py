@@ -17,9 +17,9 @@ def logprobs_of(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: i
     rows = len(logits)
     return behavior_logprobs(
         logits,
-        temperature=torch.full((rows,), temperature),
-        top_p=torch.full((rows,), top_p),
-        top_k=torch.full((rows,), top_k),
+        temperature=np.full(rows, temperature, np.float32),
+        top_p=np.full(rows, top_p, np.float32),
+        top_k=np.full(rows, top_k),
     )
 
 
@@ -94,7 +94,7 @@ def test_top_p_counts_what_top_k_left() -> None:
 def test_rows_are_truncated_each_by_its_own_settings() -> None:
     logits = tensor([[3.0, 2.0, 1.0, 0.0]]).expand(3, 4)
     found = behavior_logprobs(
-        logits, temperature=torch.ones(3), top_p=torch.ones(3), top_k=tensor([1, -1, 3])
+        logits, temperature=np.ones(3, np.float32), top_p=np.ones(3, np.float32), top_k=np.array([1, -1, 3])
     )
     assert torch.isfinite(found).sum(dim=1).tolist() == [1, 4, 3]
     torch.testing.assert_close(found[1], logits[1].log_softmax(-1))
@@ -108,20 +108,20 @@ def test_half_precision_logits_become_float32_before_the_division() -> None:
 def test_draw_finds_the_token_where_the_distribution_passes_the_number() -> None:
     # cumulative 0.25, 0.25, 0.75, 1.0
     logprobs = tensor([0.25, 0.0, 0.5, 0.25]).log().expand(6, 4)
-    uniform = tensor([0.0, 0.2499, 0.25, 0.7499, 0.7501, 1 - 2**-52], dtype=torch.float64)
-    found = draw(logprobs, uniform=uniform, greedy=torch.zeros(6, dtype=torch.bool))
+    uniform = np.array([0.0, 0.2499, 0.25, 0.7499, 0.7501, 1 - 2**-52])
+    found = draw(logprobs, uniform=uniform, greedy=np.zeros(6, bool))
     assert found.tolist() == [0, 0, 2, 2, 3, 3]
 
 
 def test_draw_never_takes_a_token_of_probability_zero_at_either_end() -> None:
     logprobs = tensor([-torch.inf, 0.3, 0.7, -torch.inf]).clone()
     logprobs[1:3] = logprobs[1:3].log()
-    uniform = tensor([0.0, 1 - 2**-52], dtype=torch.float64)
-    found = draw(logprobs.expand(2, 4), uniform=uniform, greedy=torch.zeros(2, dtype=torch.bool))
+    uniform = np.array([0.0, 1 - 2**-52])
+    found = draw(logprobs.expand(2, 4), uniform=uniform, greedy=np.zeros(2, bool))
     assert found.tolist() == [1, 2]
 
 
 def test_draw_takes_the_mode_where_greedy() -> None:
     logprobs = tensor([0.1, 0.2, 0.7]).log().expand(2, 3)
-    uniform = torch.zeros(2, dtype=torch.float64)
-    assert draw(logprobs, uniform=uniform, greedy=tensor([True, False])).tolist() == [2, 0]
+    uniform = np.zeros(2)
+    assert draw(logprobs, uniform=uniform, greedy=np.array([True, False])).tolist() == [2, 0]
