@@ -195,12 +195,15 @@ class PolicyLearner:
             model=self.model,
             tokenizer=self.tokenizer,
             optimizer=self.optimizer,
+            sat_reference=self.sat_reference,
             position=position,
         )
         checkpoint.keep_newest(folder.parent, self.config.train.keep_checkpoints)
 
     def load(self, path: str) -> Position:
-        position = checkpoint.load(Path(path), model=self.model, optimizer=self.optimizer)
+        position, self.sat_reference = checkpoint.load(
+            Path(path), model=self.model, optimizer=self.optimizer
+        )
         self.version = position.version
         return position
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from agent_sat.algo.logprobs import take_sets, target_logprobs
 from agent_sat.config import ModelConfig
 from agent_sat.errors import ConfigError
+from agent_sat.train.replay import replay_routes
 from agent_sat.types import Batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -130,8 +131,6 @@ def hidden_states(model: PreTrainedModel, batch: Batch, *, replay: bool) -> Tens
     padded[place] = batch.token_ids
     with ExitStack() as stack:
         if replay and batch.experts is not None:
-            from agent_sat.train.replay import replay_routes
-
             experts = batch.experts.new_full((num_samples, longest, *batch.experts.shape[1:]), -1)
             experts[place] = batch.experts
             stack.enter_context(replay_routes(model, experts.flatten(0, 1)))

@@ -107,6 +107,20 @@ def test_checkpoint_brings_back_weights_optimizer_and_position(tmp_path: Path):
     assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
+def test_averaged_reference_of_sat_survives_a_resume(tmp_path: Path):
+    averaged = {"method": "sat-grpo", "algorithm": {"anchor": "ema"}}
+    learner = PolicyLearner(config(**averaged))
+    learner.step(1, groups())
+    learner.save(str(tmp_path / "step_000001"), Position(step=1, version=1, next_group=2))
+    fresh = PolicyLearner(config(**averaged))
+    fresh.load(str(tmp_path / "step_000001"))
+    one, other = learner.sat_reference, fresh.sat_reference
+    assert one is not None and other is not None
+    assert one.q.tolist() == other.q.tolist()
+    expected = learner.step(2, groups(seed=1)).metrics
+    assert fresh.step(2, groups(seed=1)).metrics["sat/q"] == expected["sat/q"]
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path):
     learner = PolicyLearner(config(train={"keep_checkpoints": 2}))
     for step in (1, 2, 3):
