@@ -60,7 +60,9 @@ def preflight(config: Config) -> None:
         )
     try:
         with torch.device("meta"), torch.no_grad():
-            AutoModelForCausalLM.from_config(model_config)(input_ids=torch.zeros(1, 2, dtype=torch.int64))
+            # shapes without memory; grouped products take bfloat16 alone on the meta device
+            shapes = AutoModelForCausalLM.from_config(model_config, dtype=torch.bfloat16)
+            shapes(input_ids=torch.zeros(1, 2, dtype=torch.int64))
     except (ValueError, RuntimeError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"model.config: the sizes do not make a model: {error}") from error
 

@@ -14,7 +14,8 @@ from agent_sat.data.samples import active
 from agent_sat.types import Batch, Nucleus, Sample
 
 
-StepAdvantage = Callable[[Tensor, Tensor], Tensor]  # (advantages [N], trained [N]) -> advantages [N]
+# (advantages [N], trained [N]) -> advantages [N], over the tokens of a whole step
+StepAdvantage = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]]
 
 
 def make_batch(
@@ -36,8 +37,11 @@ def make_batch(
     lengths = [len(sample) for sample in samples]
     seq = joined([np.full(n, i) for i, n in enumerate(lengths)], torch.int64)
     turn = joined([sample.turn for sample in samples], torch.int64)
-    mask = joined([active(sample) for sample in samples], torch.bool)
-    advantages = joined([sample.advantages for sample in samples], torch.float32)
+    trained = np.concatenate([active(sample) for sample in samples])
+    mask = joined([trained], torch.bool)
+    advantages = np.concatenate([sample.advantages for sample in samples])
+    if step_advantage is not None:
+        advantages = step_advantage(advantages, trained)
     nucleus_ids, nucleus_offsets = kept_sets(samples, device)
     return Batch(
         token_ids=joined([sample.token_ids for sample in samples], torch.int64),
@@ -45,7 +49,7 @@ def make_batch(
         seq=seq,
         turn=turn,
         mask=mask,
-        advantages=step_advantage(advantages, mask) if step_advantage else advantages,
+        advantages=joined([advantages], torch.float32),
         behavior_logprobs=joined([sample.behavior_logprobs for sample in samples], torch.float32),
         versions=joined([sample.versions for sample in samples], torch.int64),
         weights=token_weights(aggregation, mask=mask, seq=seq, turn=turn, constant=constant),
