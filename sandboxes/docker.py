@@ -22,7 +22,7 @@ from docker.types import LogConfig
 
 from agent_sat.errors import SandboxError
 from agent_sat.sandboxes.inside import client, wire
-from agent_sat.sandboxes.inside.limits import GRACE_SECONDS, UID, Outcome
+from agent_sat.sandboxes.inside.limits import GRACE_SECONDS, MAX_INODES, SHM_MIB, UID, Outcome
 from agent_sat.sandboxes.ledger import Ledger
 from agent_sat.sandboxes.local import STDLIB, inner_limits
 from agent_sat.sandboxes.pool import Pool
@@ -194,10 +194,7 @@ class DockerBackend:
                 raise
 
     def _start(self) -> Container:
-        limits, api = self._limits, self._docker.api
-        disk = f"rw,nosuid,nodev,size={limits.disk_mib}m,nr_inodes=4096,mode=700,uid={UID},gid={UID}"
-        num_processes = limits.num_processes + NUM_OVERHEAD_PROCESSES
-        memory = (limits.memory_mib + OVERHEAD_MIB) << 20
+        api = self._docker.api
         try:
             created = api.create_container(
                 self._image,
@@ -207,22 +204,7 @@ class DockerBackend:
                 working_dir="/work",
                 labels={RUN_LABEL: self._run, HOST_LABEL: this_process()},
                 environment={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LANG": "C.UTF-8"},
-                host_config=api.create_host_config(
-                    network_mode="none",
-                    read_only=True,
-                    cap_drop=["ALL"],
-                    security_opt=["no-new-privileges"],
-                    pids_limit=num_processes + (GVISOR_THREADS if self._runtime == GVISOR else 0),
-                    mem_limit=memory,
-                    memswap_limit=memory,
-                    nano_cpus=1_000_000_000,
-                    tmpfs={"/work": disk, "/tmp": disk},
-                    ipc_mode="private",
-                    shm_size="8m",
-                    log_config=LogConfig(type="none"),
-                    runtime=self._runtime,
-                    auto_remove=True,
-                ),
+                host_config=self._walls(),
             )
             stream = api.attach_socket(created["Id"], {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
             api.start(created["Id"])
@@ -235,6 +217,29 @@ class DockerBackend:
             container.remove()
             raise
         return container
+
+    def _walls(self) -> dict[str, Any]:
+        """What the engine is asked to hold a container to."""
+        limits, gvisor = self._limits, self._runtime == GVISOR
+        disk = f"rw,nosuid,nodev,size={limits.disk_mib}m,nr_inodes={MAX_INODES},mode=700,uid={UID},gid={UID}"
+        num_processes = limits.num_processes + NUM_OVERHEAD_PROCESSES
+        memory = (limits.memory_mib + OVERHEAD_MIB) << 20
+        return self._docker.api.create_host_config(
+            network_mode="none",
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges"],
+            pids_limit=num_processes + (GVISOR_THREADS if gvisor else 0),
+            mem_limit=memory,
+            memswap_limit=memory,
+            nano_cpus=1_000_000_000,
+            tmpfs={"/work": disk, "/tmp": disk},
+            ipc_mode="private",
+            shm_size=f"{SHM_MIB}m",
+            log_config=LogConfig(type="none"),
+            runtime=self._runtime,
+            auto_remove=True,
+        )
 
 
 class Container:

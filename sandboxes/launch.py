@@ -30,32 +30,10 @@ START_SECONDS, CLOSE_SECONDS = 60.0, 10.0
 class Zygote:
     """A running fork server. Raises SandboxError when it cannot be started as `tier` asks for."""
 
-    def __init__(self, limits: Limits, tier: Tier, preload: Sequence[str], warm_up: str, folder: str) -> None:
+    def __init__(self, limits: Limits, tier: Tier, preload: Sequence[str], warm_up: str) -> None:
         self.num_forked = self.num_living = 0
         self._limits = limits
-        layout = Layout.of_this_interpreter(jailed=tier == "jail")
-        confinement = Confinement(
-            namespaces=tier == "jail",
-            filters=tier != "process",
-            root=os.geteuid() == 0,
-            gvisor=False,
-            max_tasks=limits.num_processes
-            if tier == "jail"
-            else count_tasks() + SHARED_TASKS * limits.num_processes,
-            readable=("/",) if tier == "jail" else layout.readable,
-            writable=("/tmp", "/dev/shm") if tier == "jail" else (),
-        )
-        config = {
-            "python": layout.python,
-            "flags": [*PYTHON_FLAGS, "-c", BOOTSTRAP, layout.inside],
-            "binds": layout.binds,
-            "environment": episode.ENVIRONMENT,
-            "packages": layout.packages,
-            "preload": list(preload),
-            "warm_up": warm_up,
-            "limits": asdict(limits),
-            "confinement": asdict(confinement),
-        }
+        config = configuration(limits, tier, preload, warm_up)
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
         outside = [str(interpreter()), *PYTHON_FLAGS, "-c", BOOTSTRAP, str(Path(__file__).parent)]
@@ -91,6 +69,33 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def configuration(limits: Limits, tier: Tier, preload: Sequence[str], warm_up: str) -> dict[str, object]:
+    """What the fork server is told, as JSON."""
+    jailed = tier == "jail"
+    layout = Layout.of_this_interpreter(jailed=jailed)
+    shared_tasks = count_tasks() + SHARED_TASKS * limits.num_processes
+    confinement = Confinement(
+        namespaces=jailed,
+        filters=tier != "process",
+        root=os.geteuid() == 0,
+        gvisor=False,
+        max_tasks=limits.num_processes if jailed else shared_tasks,
+        readable=layout.readable,
+        writable=("/tmp", "/dev/shm") if jailed else (),
+    )
+    return {
+        "python": layout.python,
+        "flags": [*PYTHON_FLAGS, "-c", BOOTSTRAP, layout.inside],
+        "binds": layout.binds,
+        "environment": episode.ENVIRONMENT,
+        "packages": layout.packages,
+        "preload": list(preload),
+        "warm_up": warm_up,
+        "limits": asdict(limits),
+        "confinement": asdict(confinement),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,23 +57,15 @@ class LocalBackend:
         self._limits = inner_limits(limits)
         self._preload, self._warm_up = tuple(preload), warm_up
         self._lock = threading.Lock()
-        self._num_folders = 0
-        self._folder = tempfile.mkdtemp(prefix="agent-sat-sandbox-")
-        os.chmod(self._folder, 0o711)
         self.tier: Tier
-        try:
-            self.tier, self._zygote = self._strongest(tiers)
-        except SandboxError:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
+        self.tier, self._zygote = self._strongest(tiers)
         self._retired: list[Zygote] = []
 
     def open(self, ledger: Ledger) -> LocalSlot:
         with self._lock:
-            folder = self._make_folder()
+            folder = make_folder(self.tier)
             if self._zygote.num_forked >= FORKS_OF_A_ZYGOTE:
-                self._retired.append(self._zygote)
-                self._zygote = self._new_zygote(self.tier)
+                self._retire()
             try:
                 forked = self._zygote.fork(folder or WORK)
             except client.SetupFailed:
@@ -98,7 +90,14 @@ class LocalBackend:
             for zygote in (self._zygote, *self._retired):
                 zygote.close()
             self._retired.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _retire(self) -> None:
+        """Let a new fork server take over; the old one stays for the episodes that it has."""
+        if self._zygote.num_living:
+            self._retired.append(self._zygote)
+        else:
+            self._zygote.close()
+        self._zygote = self._new_zygote(self.tier)
 
     def _strongest(self, accepted: Sequence[Tier]) -> tuple[Tier, Zygote]:
         """The first of the tiers that works, found by confining a first episode in it."""
@@ -116,35 +115,27 @@ class LocalBackend:
 
     def _proven(self, tier: Tier) -> Zygote:
         zygote = self._new_zygote(tier)
+        folder = make_folder(tier)
         try:
-            first = self._fork(zygote, self._make_folder() if tier != "jail" else WORK)
+            first = zygote.fork(folder or WORK)
             first.await_ready()
             first.close()
-        except (client.SetupFailed, SandboxError) as error:
+        except client.SetupFailed as error:
             zygote.close()
             raise SandboxError(str(error)) from error
+        finally:
+            remove_folder(folder)
         zygote.num_living -= 1
         return zygote
 
     def _new_zygote(self, tier: Tier) -> Zygote:
-        return Zygote(self._limits, tier, self._preload, self._warm_up, self._folder)
+        return Zygote(self._limits, tier, self._preload, self._warm_up)
 
     def _fork(self, zygote: Zygote, work: str) -> client.Episode:
         try:
             return zygote.fork(work)
         except client.SetupFailed as error:
             raise SandboxError(str(error)) from error
-
-    def _make_folder(self) -> str:
-        """A work folder on this side, or "" where an episode mounts its own."""
-        if getattr(self, "tier", "process") == "jail":
-            return ""
-        self._num_folders += 1
-        folder = os.path.join(self._folder, str(self._num_folders))
-        os.mkdir(folder, 0o700)
-        if os.geteuid() == 0:
-            os.chown(folder, UID, UID)
-        return folder
 
 
 class LocalSlot:
@@ -168,9 +159,23 @@ class LocalSlot:
 
     def close(self) -> None:
         self._episode.close()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        remove_folder(self._folder)
         self._backend.release(self._zygote)
+
+
+def make_folder(tier: Tier) -> str:
+    """A work folder on this side, or "" where an episode mounts its own."""
+    if tier == "jail":
+        return ""
+    folder = tempfile.mkdtemp(prefix="agent-sat-episode-")
+    if os.geteuid() == 0:
+        os.chown(folder, UID, UID)
+    return folder
+
+
+def remove_folder(folder: str) -> None:
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def inner_limits(limits: SandboxLimits) -> Limits:
