@@ -25,19 +25,18 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Settings as section.key=value, e.g. method=sat-grpo-turn steps=20 staleness.bound=8"),
-]
 RunDir = Annotated[Path, typer.Argument(help="A run directory, as `agent-sat train` names it at the end")]
 
 
 @app.command()
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file, e.g. configs/quickstart.toml")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN.toml] [section.key=value]...",
+            help="A config, e.g. configs/quickstart.toml, and settings that override it, e.g. method=gspo seed=1",
+        ),
     ] = None,
-    overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from the newest checkpoint of a run directory")] = None,
     local: Annotated[bool, typer.Option("--local", help="Everything in this process, without Ray")] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the resolved config and stop")] = False,
@@ -50,10 +49,14 @@ def train(
     from agent_sat import commands
     from agent_sat.log.run import RunDirectory
 
-    if (config is None) == (resume is None):
-        raise ConfigError("give either a config file or --resume RUNDIR, e.g. agent-sat train configs/quickstart.toml")
+    overrides = [argument for argument in arguments or [] if "=" in argument]
+    configs = [argument for argument in arguments or [] if "=" not in argument]
+    if len(configs) != (resume is None):
+        raise ConfigError(
+            "give either one config file or --resume RUNDIR, e.g. agent-sat train configs/quickstart.toml"
+        )
     run = RunDirectory.open(resume) if resume else None
-    settings = load(run.config, overrides) if run else load(config or "", overrides)
+    settings = load(run.config if run else configs[0], overrides)
     if show:
         console.print(to_toml(settings), highlight=False, markup=False, soft_wrap=True)
         return

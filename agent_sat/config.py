@@ -375,8 +375,9 @@ def valid_keys(path: list[str]) -> list[str]:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved config as TOML that `load` reads back to an equal Config."""
+    """The resolved config as TOML, the method's own settings written out, that `load` reads back to the same run."""
     values = config.model_dump(mode="json", exclude_none=True)
+    values["algorithm"] = config.resolve_method().settings.model_dump(mode="json", exclude_none=True)
     top = [f"{key} = {toml_text(value)}" for key, value in values.items() if not isinstance(value, dict)]
     for section, table in values.items():
         if isinstance(table, dict):

@@ -11,14 +11,14 @@ import torch
 
 from agent_sat.algo.advantage import ADVANTAGES
 from agent_sat.config import Config
-from agent_sat.errors import AgentSatError
 from agent_sat.data.tokenizer import load_tokenizer
+from agent_sat.errors import AgentSatError
+from agent_sat.protocols import RolloutEngine, SandboxPool
 from agent_sat.rollout.chat import chat_of
 from agent_sat.rollout.environment import make_environment
 from agent_sat.rollout.episode import EpisodeRunner, Limits
 from agent_sat.rollout.group import GroupRunner
 from agent_sat.rollout.local import LocalEngine
-from agent_sat.protocols import RolloutEngine, SandboxPool
 from agent_sat.train.model import build_model
 from agent_sat.types import Group, GroupSummary, SamplingParams, SandboxLimits, Task
 
