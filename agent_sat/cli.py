@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent_sat.config import Config, load, to_toml
 from agent_sat.errors import AgentSatError, ConfigError
@@ -142,6 +143,22 @@ def compare(
     comparison = write_comparison(runs or [], out)
     console.print(markdown(comparison), markup=False, highlight=False, soft_wrap=True)
     tell(f"written to {out}/comparison.html, comparison.md and comparison.json")
+
+
+@app.command()
+def doctor(
+    docker: Annotated[bool, typer.Option(help="Also try a real container")] = True,
+) -> None:
+    """What this machine offers: sandboxes tried for real, packages, cores, memory, disk, GPUs."""
+    from agent_sat.doctor import examine
+
+    table = Table(title="this machine")
+    for name in ("what", "found", "how to get it"):
+        table.add_column(name, overflow="fold")
+    for finding in examine(docker=docker):
+        style = "green" if finding.works else "yellow"
+        table.add_row(finding.name, Text(finding.found, style=style), Text(finding.advice))
+    console.print(table)
 
 
 def tell(text: str) -> None:

@@ -77,8 +77,18 @@ class EnvConfig(Section):
 
 
 class SandboxConfig(Section):
-    backend: Literal["local"] = "local"
-    """`local`: a process jail without a daemon."""
+    backend: Literal["local", "docker"] = "local"
+    """`local`: a process jail without a daemon; `docker`: one container an episode."""
+    tier: Literal["jail", "confined", "process"] = "jail"
+    """`local`: the weakest confinement accepted (docs/threat-model.md); the strongest that works is used."""
+    preload: list[str] | None = None
+    """Modules imported before any episode starts, e.g. ["numpy", "sympy"]; default: common ones of Python's own."""
+    image: str = "agent-sat-python"
+    """`docker`: the image of the containers."""
+    runtime: Literal["runsc"] | None = None
+    """`docker`: another container runtime, runsc is gVisor."""
+    episode_seconds: Seconds = 60.0
+    """Time of all tool calls of one episode."""
     timeout_seconds: Seconds = 5.0
     """Wall time of one tool call."""
     memory_mib: Positive = 512

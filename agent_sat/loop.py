@@ -93,6 +93,7 @@ class Loop:
             await self.publish()
         self.fill()
         metrics = self.metrics(groups, report, waited=waited, seconds=time.monotonic() - started)
+        metrics |= await self.rollouts.metrics()
         await self.step_done(metrics, self.position)
 
     async def publish(self) -> None:

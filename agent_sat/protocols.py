@@ -66,6 +66,10 @@ class SandboxPool(Protocol):
         """A sandbox with fresh state. Raises SandboxError when none can be set up."""
         ...
 
+    def metrics(self) -> Metrics:
+        """`sandbox/...`: counts since the start, and percentiles of the latest waits and runs."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -85,6 +89,10 @@ class Rollouts(Protocol):
         self, number: int, task: Task, *, size: int, greedy: bool = False
     ) -> tuple[GroupSummary, Any]:
         """Play `size` siblings of `task`. Raises EngineError or WorkerError when the system fails."""
+        ...
+
+    async def metrics(self) -> Metrics:
+        """What the tools did so far: see SandboxPool.metrics."""
         ...
 
     async def close(self) -> None: ...

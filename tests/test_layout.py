@@ -17,14 +17,14 @@ LAYERS = (
     ("train",),
     ("loop", "evaluate"),
     ("cluster", "analyze"),
-    ("commands", "grid"),
+    ("commands", "grid", "doctor"),
     ("cli",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PLUGINS = ("envs", "sandboxes")
 DOORS = {
     "ray": ("cluster/launch.py", "cluster/remote.py"),
-    "docker": ("sandboxes/docker.py", "sandboxes/containers.py"),
+    "docker": ("sandboxes/docker.py",),
     "wandb": ("log/metrics.py",),
     "sglang": (),
 }

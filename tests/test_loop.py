@@ -71,6 +71,10 @@ class FakeRollouts:
         return summary, (number, version)
 
 
+    async def metrics(self) -> Metrics:
+        return {"sandbox/runs": 7.0}
+
+
 class FakeLearner:
     """Counts updates; asserts the lag of what it is given; may be slow."""
 
@@ -250,3 +254,4 @@ def test_step_metrics_tell_rewards_by_level_tools_and_times():
     assert metrics["rollout/ending/answered"] == 1.0
     assert metrics["train/tokens_per_second"] == pytest.approx(800)
     assert metrics["staleness/in_queue"] == 0.0
+    assert metrics["sandbox/runs"] == 7.0

@@ -23,7 +23,7 @@ from agent_sat.train.learner import PolicyLearner
 CONNECT_SECONDS = 5
 START_SECONDS = 120
 CLOSE_SECONDS = 10
-MANY = 100_000  # calls an actor may have open at once: every open episode awaits one
+MANY = 1000  # calls an actor may have open at once: every open episode awaits one
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from agent_sat.rollout.episode import EpisodeRunner, Limits
 from agent_sat.rollout.group import GroupRunner
 from agent_sat.rollout.local import LocalEngine
 from agent_sat.train.model import build_model
-from agent_sat.types import Group, GroupSummary, SamplingParams, SandboxLimits, Task
+from agent_sat.types import Group, GroupSummary, Metrics, SamplingParams, SandboxLimits, Task
 
 
 def build_engine(config: Config) -> LocalEngine:
@@ -43,18 +43,30 @@ def build_engine(config: Config) -> LocalEngine:
 
 
 def build_sandboxes(config: Config) -> SandboxPool:
-    from agent_sat.sandboxes import local_pool  # a plug-in: nothing imports it statically
-
+    """The configured pool. Its modules are plug-ins, imported only here and only when they are used."""
     settings = config.sandbox
-    return local_pool(
-        SandboxLimits(
-            timeout_seconds=settings.timeout_seconds,
-            memory_mib=settings.memory_mib,
-            num_processes=settings.num_processes,
-            output_bytes=settings.output_bytes,
-            file_mib=settings.file_mib,
-        )
+    limits = SandboxLimits(
+        timeout_seconds=settings.timeout_seconds,
+        memory_mib=settings.memory_mib,
+        num_processes=settings.num_processes,
+        output_bytes=settings.output_bytes,
+        file_mib=settings.file_mib,
+        episode_seconds=settings.episode_seconds,
     )
+    from agent_sat.sandboxes.local import STDLIB, local_pool
+
+    preload = settings.preload if settings.preload is not None else STDLIB
+    if settings.backend == "docker":
+        from agent_sat.sandboxes.docker import docker_pool
+
+        return docker_pool(
+            limits,
+            image=settings.image,
+            runtime=settings.runtime,
+            preload=preload,
+            max_open=config.max_sessions,
+        )
+    return local_pool(limits, tier=settings.tier, preload=preload, max_open=config.max_sessions)
 
 
 class SandboxedEnvironment(gymnasium.Wrapper[str, str, str, str]):
@@ -110,6 +122,9 @@ class Worker:
     ) -> tuple[GroupSummary, Group]:
         group = await self.groups.run(number, task, size=size, greedy=greedy)
         return group.summary(), group
+
+    async def metrics(self) -> Metrics:
+        return self.sandboxes.metrics()
 
     async def close(self) -> None:
         """Ends every sandbox; environment steps that still run fail."""

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from agent_sat.errors import AgentSatError, WorkerError
-from agent_sat.types import Completion, GroupSummary, IntArray, Position, SamplingParams, StepReport, Task, WarmStep
+from agent_sat.types import Completion, GroupSummary, IntArray, Metrics, Position, SamplingParams, StepReport, Task, WarmStep
 
 
 class Host:
@@ -94,6 +94,16 @@ class RemoteRollouts:
             return await answer(summary, f"worker {worker}"), group
         finally:
             self.num_groups[worker] -= 1
+
+    async def metrics(self) -> Metrics:
+        """Counts add up over workers; of percentiles the worst one is told."""
+        replies = [answer(handle.call.remote("metrics"), "a worker") for handle in self.handles]
+        merged: Metrics = {}
+        for one in await asyncio.gather(*replies):
+            for name, value in one.items():
+                merge = max if name.endswith(("_p50", "_p99")) else sum
+                merged[name] = merge((merged[name], value)) if name in merged else value
+        return merged
 
     async def close(self) -> None:
         replies = [answer(handle.call.remote("close"), "a worker") for handle in self.handles]

@@ -7,6 +7,7 @@ close its own envelope.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -114,7 +115,9 @@ def chat_of(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str] = ()) -> Cha
             messages, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
         )  # type: ignore[return-value]
 
+    plain = copy.deepcopy(tokenizer)  # one of its own: changing a tokenizer's mind about tags is slow
+
     def encode(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]  # type: ignore[return-value]
+        return plain(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]  # type: ignore[return-value]
 
     return Chat(tokenizer, render, encode, stop)  # type: ignore[arg-type]
