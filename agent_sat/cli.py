@@ -38,7 +38,9 @@ def train(
             help="A config, e.g. configs/quickstart.toml, and settings that override it, e.g. method=gspo seed=1",
         ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on from the newest checkpoint of a run directory")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on from the newest checkpoint of a run directory")
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="Everything in this process, without Ray")] = False,
     show: Annotated[bool, typer.Option("--print", help="Print the resolved config and stop")] = False,
 ) -> None:
@@ -68,7 +70,7 @@ def train(
 
 
 @app.command()
-def eval(  # noqa: A001 - the command's name
+def eval(
     run_dir: RunDir,
     tasks: Annotated[int | None, typer.Option(min=1, help="Held-out tasks; default: as configured")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Sampled episodes a task, beside one greedy")] = 4,
@@ -95,7 +97,9 @@ def analyze(
 
     print_all(run_dir, steps)
     if out is not None:
-        console.print(f"report written to {write_report(run_dir, out, steps)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"report written to {write_report(run_dir, out, steps)}", highlight=False, soft_wrap=True
+        )
 
 
 @app.command()
@@ -130,7 +134,9 @@ def compare(
     from agent_sat.grid import default_jobs, make_grid, numbers, run_grid, split
 
     if (config is None) == (not runs):
-        raise ConfigError("give either a config file or --runs DIR, e.g. agent-sat compare configs/quickstart.toml")
+        raise ConfigError(
+            "give either a config file or --runs DIR, e.g. agent-sat compare configs/quickstart.toml"
+        )
     if config is not None:
         grid = make_grid(
             config,
@@ -177,7 +183,9 @@ def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
         print_by_turn(path)
     console.print(f"run written to {path}", highlight=False, soft_wrap=True)
     if interrupted:
-        console.print(f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True)
+        console.print(
+            f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True
+        )
     else:
         console.print(
             f"next: agent-sat analyze {path} --out report.html   |   agent-sat view {path}   |   agent-sat eval {path}",

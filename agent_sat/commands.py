@@ -86,15 +86,15 @@ async def train(config: Config, *, local: bool, resume: RunDirectory | None = No
         state = "interrupted" if outcome.interrupted else "finished"
         return outcome
     except BaseException as error:
-        state, cause = ("interrupted", "") if isinstance(error, asyncio.CancelledError) else ("failed", str(error))
+        state, cause = (
+            ("interrupted", "") if isinstance(error, asyncio.CancelledError) else ("failed", str(error))
+        )
         raise
     finally:
         run.end(state, cause=cause)
 
 
-def launched(
-    config: Config, run: RunDirectory | None, *, local: bool
-) -> AbstractAsyncContextManager[Parts]:
+def launched(config: Config, run: RunDirectory | None, *, local: bool) -> AbstractAsyncContextManager[Parts]:
     """The parts of a run, in this process or on Ray, which is only imported if it is used."""
     if local:
         return in_process(config, run)
@@ -228,7 +228,9 @@ async def stop_on_signal() -> AsyncIterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-async def evaluate_run(run: RunDirectory, *, num_tasks: int | None, num_samples: int) -> tuple[int, list[Score]]:
+async def evaluate_run(
+    run: RunDirectory, *, num_tasks: int | None, num_samples: int
+) -> tuple[int, list[Score]]:
     """Evaluate a run's newest checkpoint in this process: (its step, scores)."""
     config = load(run.config, [f"eval.num_tasks={num_tasks}"] if num_tasks else [])
     checkpoint = newest(run.checkpoints)
@@ -237,7 +239,5 @@ async def evaluate_run(run: RunDirectory, *, num_tasks: int | None, num_samples:
             position = await parts.learner.load(str(checkpoint))
             await parts.engine.load_weights(*await parts.learner.publish())
             progress.phase("evaluating", total=2 * config.eval.num_tasks)
-            scores = await evaluate(
-                parts.rollouts, config, num_samples=num_samples, advance=progress.advance
-            )
+            scores = await evaluate(parts.rollouts, config, num_samples=num_samples, advance=progress.advance)
     return position.step, scores

@@ -246,7 +246,9 @@ class Config(Section):
         if self.model.path is not None and not Path(self.model.path).is_dir():
             raise ValueError(f"model.path {self.model.path!r} is not a folder; give a checkpoint on disk")
         if self.model.path is not None and not (Path(self.model.path) / "config.json").is_file():
-            raise ValueError(f"model.path {self.model.path!r} holds no config.json; give a checkpoint on disk")
+            raise ValueError(
+                f"model.path {self.model.path!r} holds no config.json; give a checkpoint on disk"
+            )
         return self
 
     @property

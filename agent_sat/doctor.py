@@ -29,7 +29,12 @@ def examine(*, docker: bool) -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    needed = {"torch": "", "transformers": "", "ray": "", "sglang": "the in-process engine needs none; it is for GPUs"}
+    needed = {
+        "torch": "",
+        "transformers": "",
+        "ray": "",
+        "sglang": "the in-process engine needs none; it is for GPUs",
+    }
     return [package(name, advice) for name, advice in needed.items()]
 
 
@@ -45,13 +50,19 @@ def machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0))
     advice = "" if cores > 1 else "engine and learner want a core each; on one they take turns"
-    return Finding(name="cores, memory", works=cores > 1, found=f"{cores} cores, {memory:.0f} GiB", advice=advice)
+    return Finding(
+        name="cores, memory", works=cores > 1, found=f"{cores} cores, {memory:.0f} GiB", advice=advice
+    )
 
 
 def folders() -> list[Finding]:
     return [
-        folder(Path("/dev/shm"), LEAST_SHM_GIB, "Ray keeps objects there; in a container give it --shm-size=2g"),
-        folder(Path.cwd(), LEAST_DISK_GIB, "token records and checkpoints go below run_dir; choose another one"),
+        folder(
+            Path("/dev/shm"), LEAST_SHM_GIB, "Ray keeps objects there; in a container give it --shm-size=2g"
+        ),
+        folder(
+            Path.cwd(), LEAST_DISK_GIB, "token records and checkpoints go below run_dir; choose another one"
+        ),
     ]
 
 

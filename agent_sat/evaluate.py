@@ -82,9 +82,7 @@ def tally(kind: Kind, rewards: list[tuple[str, float]]) -> list[Score]:
 
 def as_metrics(scores: list[Score], option: str | None) -> Metrics:
     """`eval/<kind>` and `eval/<kind>/<option>=<value>`: success rates."""
-    return {
-        f"eval/{s.kind}" + ("" if s.stratum == ALL else f"/{option}={s.stratum}"): s.rate for s in scores
-    }
+    return {f"eval/{s.kind}" + ("" if s.stratum == ALL else f"/{option}={s.stratum}"): s.rate for s in scores}
 
 
 def as_record(step: int, scores: list[Score]) -> dict[str, Any]:

@@ -47,7 +47,12 @@ class GridRun:
 
 
 def make_grid(
-    config: Path, *, methods: Sequence[str], lags: Sequence[int], seeds: Sequence[int], overrides: Sequence[str]
+    config: Path,
+    *,
+    methods: Sequence[str],
+    lags: Sequence[int],
+    seeds: Sequence[int],
+    overrides: Sequence[str],
 ) -> list[GridRun]:
     """Every combination, seeds outermost, so that all methods of one seed follow the warm start they share.
 
@@ -80,7 +85,9 @@ def run_grid(config: Path, grid: Sequence[GridRun], folder: Path, *, jobs: int, 
             seconds = time.monotonic() - started
             left = seconds / done * (len(todo) - done)
             state = "finished" if code == 0 else f"FAILED (exit {code})"
-            say(f"[{done}/{len(todo)}] {run.name} {state}; {seconds / 60:.1f} min so far, {left / 60:.1f} min left")
+            say(
+                f"[{done}/{len(todo)}] {run.name} {state}; {seconds / 60:.1f} min so far, {left / 60:.1f} min left"
+            )
     if failed:
         raise WorkerError(f"{len(failed)} runs failed: {', '.join(failed)}; see their logs in {folder}")
     return [folder / run.name for run in grid]

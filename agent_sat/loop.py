@@ -15,7 +15,7 @@ from typing import Any
 from agent_sat.data.buffer import Finished, StalenessBuffer
 from agent_sat.data.staleness import predicted_lag, tailness
 from agent_sat.data.tasks import TaskStream
-from agent_sat.errors import AgentSatError, WorkerError
+from agent_sat.errors import AgentSatError, WorkerError, boundary
 from agent_sat.protocols import Learner, RolloutEngine, Rollouts
 from agent_sat.types import Metrics, Position, StepReport
 
@@ -86,9 +86,7 @@ class Loop:
         step = self.position.step + 1
         async with timeout(self.settings.step_timeout_seconds, f"training step {step}"):
             report = await self.learner.step(step, [group.payload for group in groups])
-        self.position = Position(
-            step=step, version=report.version, next_group=self.buffer.first_number
-        )
+        self.position = Position(step=step, version=report.version, next_group=self.buffer.first_number)
         if report.version - self.published >= self.settings.broadcast_interval:
             await self.publish()
         self.fill()
@@ -113,10 +111,11 @@ class Loop:
     async def play(self, number: int) -> None:
         """One group; whatever goes wrong with it reaches whoever takes from the buffer."""
         try:
-            async with timeout(self.settings.group_timeout_seconds, f"group {number}"):
-                summary, payload = await self.rollouts.run_group(
-                    number, self.tasks.task(number), size=self.settings.group_size
-                )
+            with boundary(WorkerError, "rollout"):
+                async with timeout(self.settings.group_timeout_seconds, f"group {number}"):
+                    summary, payload = await self.rollouts.run_group(
+                        number, self.tasks.task(number), size=self.settings.group_size
+                    )
         except AgentSatError as error:
             self.buffer.fail(number, error)
             return

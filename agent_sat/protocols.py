@@ -77,7 +77,9 @@ class SandboxPool(Protocol):
 class Demonstrator(Protocol):
     """What an environment adds to be warm-started: demonstrations of its own tasks."""
 
-    def demonstrate(self, seed: int, options: dict[str, Any], slips: dict[str, float]) -> list[tuple[str, str]]:
+    def demonstrate(
+        self, seed: int, options: dict[str, Any], slips: dict[str, float]
+    ) -> list[tuple[str, str]]:
         """One demonstrated episode as (role, text), role one of user, assistant, tool, in order."""
         ...
 

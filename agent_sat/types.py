@@ -65,7 +65,9 @@ class Task:
 
     id: str
     seed: int
-    options: dict[str, Any] = field(default_factory=dict)  # given to the environment's reset, e.g. {"level": 3}
+    options: dict[str, Any] = field(
+        default_factory=dict
+    )  # given to the environment's reset, e.g. {"level": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,9 @@ class Completion:
     """What an engine really sampled for one turn: the behaviour policy's own record."""
 
     token_ids: IntArray  # [T]
-    behavior_logprobs: FloatArray  # [T] log mu after temperature, top-p and top-k; NaN if the engine gave none
+    behavior_logprobs: (
+        FloatArray  # [T] log mu after temperature, top-p and top-k; NaN if the engine gave none
+    )
     versions: IntArray  # [T] weights version that sampled the token
     stop_reason: StopReason
     routes: Routes | None = None
@@ -321,7 +325,9 @@ class Batch:
     reference_logprobs: Tensor | None = None  # [N] float32 of the frozen reference model
     experts: Tensor | None = None  # [N, layers, top_k] int64, -1 where missing
     nucleus_ids: Tensor | None = None  # [sum of kept sets] int64
-    nucleus_offsets: Tensor | None = None  # [N + 1] int64; kept set of token i is ids[offsets[i]:offsets[i + 1]]
+    nucleus_offsets: Tensor | None = (
+        None  # [N + 1] int64; kept set of token i is ids[offsets[i]:offsets[i + 1]]
+    )
 
     def __len__(self) -> int:
         return len(self.token_ids)

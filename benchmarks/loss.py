@@ -115,12 +115,16 @@ def report(num_tokens: int, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, NumPy {np.__version__}, seed 0")
+    print(
+        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, NumPy {np.__version__}, seed 0"
+    )
     for num_tokens in options.tokens:
         report(num_tokens, options.repeats)
 

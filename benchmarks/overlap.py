@@ -20,17 +20,24 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(options.pairs):
             seconds = {bound: training_seconds(Path(folder), bound, pair, options.steps) for bound in (0, 1)}
             ratios.append(seconds[1] / seconds[0])
-            print(f"synchronous {seconds[0]:.1f} s, asynchronous {seconds[1]:.1f} s, ratio {ratios[-1]:.2f}", flush=True)
+            print(
+                f"synchronous {seconds[0]:.1f} s, asynchronous {seconds[1]:.1f} s, ratio {ratios[-1]:.2f}",
+                flush=True,
+            )
     print(f"median ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 

@@ -1,7 +1,7 @@
 """The quickstart, measured: wall time, memory of all its processes, success before and after, by seed.
 
-    python benchmarks/quickstart.py                 # seeds 0, 1, 2, cold (no cached warm start)
-    python benchmarks/quickstart.py --seeds 0 method=sat-grpo
+python benchmarks/quickstart.py                 # seeds 0, 1, 2, cold (no cached warm start)
+python benchmarks/quickstart.py --seeds 0 method=sat-grpo
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     print("seed | wall s | peak MiB | greedy before, after % | sampled before, after %")
     for seed in options.seeds.split(","):
         with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +44,7 @@ def measure(run_dir: Path, seed: int, overrides: list[str]) -> str:
         peak = 0.0
         while running.poll() is None:
             peak = max(peak, resident_mib(running.pid))
-            time.sleep(1)
+            time.sleep(5)
     if running.returncode != 0:
         raise SystemExit((run_dir.parent / "printed").read_text())
     wall = time.monotonic() - started

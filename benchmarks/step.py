@@ -41,10 +41,14 @@ RATIOS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     groups = make_groups()
     learners = {name: PolicyLearner(load(QUICKSTART, overrides)) for name, overrides in CASES.items()}
     seconds: dict[str, list[float]] = {name: [] for name in CASES}
@@ -55,7 +59,9 @@ def main() -> None:
             if repeat >= 2:
                 seconds[name].append(time.process_time() - started)
     for name, found in seconds.items():
-        print(f"{name:42} {1000 * statistics.median(found):7.1f} ms ({1000 * min(found):.1f} to {1000 * max(found):.1f})")
+        print(
+            f"{name:42} {1000 * statistics.median(found):7.1f} ms ({1000 * min(found):.1f} to {1000 * max(found):.1f})"
+        )
     for one, other in RATIOS:
         pairs = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
         print(f"{one} / {other}: {statistics.median(pairs):.3f} ({min(pairs):.2f} to {max(pairs):.2f})")
@@ -69,7 +75,9 @@ def make_groups() -> list[Group]:
         task = Task(id=str(number), seed=number)
         members = tuple(make_trajectory(random, number, member, task) for member in range(GROUP_SIZE))
         advantages = tuple(np.full(NUM_TURNS, random.normal(), np.float32) for _ in members)
-        groups.append(Group(number=number, task=task, members=members, advantages=advantages, temperature=1.0))
+        groups.append(
+            Group(number=number, task=task, members=members, advantages=advantages, temperature=1.0)
+        )
     return groups
 
 

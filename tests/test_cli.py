@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.toml")
 
 
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
     """(exit code, stderr) of a command that is refused."""
     monkeypatch.setattr(sys, "argv", ["agent-sat", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -49,17 +51,23 @@ def test_bad_setting_is_one_clear_error(
     assert not (tmp_path / "run").exists()
 
 
-def test_folder_that_is_no_run_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_folder_that_is_no_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     code, error = told(monkeypatch, capsys, "eval", str(tmp_path))
     assert code == 2 and "no run directory" in error
 
 
-def test_neither_config_nor_resume_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_neither_config_nor_resume_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     code, error = told(monkeypatch, capsys, "train")
     assert code == 2 and "--resume RUNDIR" in error
 
 
-def test_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_cluster_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     code, error = told(
         monkeypatch, capsys, "train", QUICKSTART, f"run_dir={tmp_path / 'run'}", "cluster.address=127.0.0.1:1"
     )
@@ -68,7 +76,11 @@ def test_cluster_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, c
 
 def test_help_names_every_command_and_teaches_by_example():
     shown = subprocess.run(
-        [sys.executable, "-m", "agent_sat.cli", "train", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "agent_sat.cli", "train", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert "configs/quickstart.toml" in shown and "--resume" in shown
 

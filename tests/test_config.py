@@ -83,7 +83,8 @@ def test_override_into_a_value_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("3", 3), ("[1, 2]", [1, 2]), ("a-b", "a-b"), ("12:30:00", "12:30:00"), ("true", True)]
+    ("text", "value"),
+    [("3", 3), ("[1, 2]", [1, 2]), ("a-b", "a-b"), ("12:30:00", "12:30:00"), ("true", True)],
 )
 def test_override_values_are_toml_or_words(text: str, value: object):
     assert toml_value(text) == value

@@ -24,6 +24,13 @@ def test_folder_that_is_not_there_is_found(tmp_path: Path):
 
 def test_examination_tries_every_sandbox_and_advises_on_what_fails():
     findings = {finding.name: finding for finding in examine(docker=False)}
-    assert {"sandbox jail", "sandbox confined", "sandbox process", "torch", "GPUs", "/dev/shm"} <= findings.keys()
+    assert {
+        "sandbox jail",
+        "sandbox confined",
+        "sandbox process",
+        "torch",
+        "GPUs",
+        "/dev/shm",
+    } <= findings.keys()
     assert any(findings[f"sandbox {tier}"].works for tier in ("jail", "confined", "process"))
     assert all(finding.works or finding.advice for finding in findings.values())

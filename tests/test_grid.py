@@ -34,7 +34,9 @@ class FakeTrain:
         return 0
 
 
-def run(folder: Path, fake: FakeTrain, monkeypatch: pytest.MonkeyPatch, said: list[str] | None = None) -> list[Path]:
+def run(
+    folder: Path, fake: FakeTrain, monkeypatch: pytest.MonkeyPatch, said: list[str] | None = None
+) -> list[Path]:
     monkeypatch.setattr(grid, "launch", fake)
     return grid.run_grid(QUICKSTART, make(), folder, jobs=2, say=(said if said is not None else []).append)
 
@@ -56,7 +58,9 @@ def test_wrong_cell_is_refused_before_anything_runs():
         make(methods=("grpo", "sat_grpo"))
 
 
-def test_every_run_is_started_once_and_finished_ones_never_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_run_is_started_once_and_finished_ones_never_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     first, second = FakeTrain(), FakeTrain()
     directories = run(tmp_path, first, monkeypatch)
     assert len(first.commands) == len(directories) == 8

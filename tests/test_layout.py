@@ -96,7 +96,8 @@ def test_heavy_dependencies_have_one_door():
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in modules()
         for name in imports(path)
-        if (door := DOORS.get(name.split(".")[0])) is not None and path.relative_to(PACKAGE).as_posix() not in door
+        if (door := DOORS.get(name.split(".")[0])) is not None
+        and path.relative_to(PACKAGE).as_posix() not in door
     ]
     assert wrong == []
 
@@ -109,7 +110,10 @@ def test_environment_variables_are_read_in_config_alone():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
-    assert set(wrong) <= {"cluster/launch.py", "log/metrics.py"}  # set what Ray and wandb read: report to nobody
+    assert set(wrong) <= {
+        "cluster/launch.py",
+        "log/metrics.py",
+    }  # set what Ray and wandb read: report to nobody
 
 
 def test_analyze_and_the_records_never_import_torch():

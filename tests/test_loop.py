@@ -40,6 +40,7 @@ class FakeRollouts:
         self.num_running = self.num_most = 0
         self.tasks: list[Task] = []
         self.fail_number: int | None = None
+        self.error: Exception = EngineError("the engine broke")
         self.hang_number: int | None = None
 
     async def run_group(self, number: int, task: Task, *, size: int, greedy: bool = False) -> Any:
@@ -52,7 +53,7 @@ class FakeRollouts:
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.random.random() * self.longest)
             if number == self.fail_number:
-                raise EngineError("the engine broke")
+                raise self.error
         finally:
             self.num_running -= 1
         summary = GroupSummary(
@@ -69,7 +70,6 @@ class FakeRollouts:
             failures=(),
         )
         return summary, (number, version)
-
 
     async def metrics(self) -> Metrics:
         return {"sandbox/runs": 7.0}
@@ -212,6 +212,13 @@ def test_failed_group_ends_the_run_with_its_number_and_cause():
     with pytest.raises(WorkerError, match="group 2: the engine broke"):
         run(loop)
     assert rollouts.num_running == 0
+
+
+def test_foreign_error_of_a_group_ends_the_run_as_well():
+    loop, _, rollouts, _, _ = build()
+    rollouts.fail_number, rollouts.error = 2, KeyError("a mistake of ours")
+    with pytest.raises(WorkerError, match="group 2: rollout: KeyError: 'a mistake of ours'"):
+        run(loop)
 
 
 def test_group_that_hangs_ends_the_run_in_its_time_limit():

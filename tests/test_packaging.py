@@ -21,7 +21,7 @@ print(environment.reset(seed=1, options={"level": 1})[0])
 IN_A_RAY_WORKER = """
 import os, ray
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=100 * 2**20)
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
 
 @ray.remote
 def where():
@@ -63,7 +63,10 @@ def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "pip", "-q", "--python", str(python), "install", "--no-deps", str(wheel)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "-q", "--python", str(python), "install", "--no-deps", str(wheel)],
+        check=True,
+    )
     (packages,) = folder.glob("lib/python*/site-packages")
     # a path file inside a folder that a path file names is not read: an editable agent_sat stays unseen
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -85,7 +88,11 @@ def test_wheel_holds_both_linked_packages_and_the_pages(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in ("envs/lookup.py", "sandboxes/local.py", "sandboxes/inside/zygote.py", "py.typed", "cli.py"):
         assert f"agent_sat/{name}" in names
-    tracked = {p.relative_to(ROOT).as_posix() for p in (ROOT / "agent_sat").rglob("*") if p.suffix in (".js", ".css", ".html")}
+    tracked = {
+        p.relative_to(ROOT).as_posix()
+        for p in (ROOT / "agent_sat").rglob("*")
+        if p.suffix in (".js", ".css", ".html")
+    }
     assert tracked <= names
     assert "agent_sat/sandboxes/images/python/Dockerfile" in names
     assert not any(name.startswith(("envs/", "sandboxes/", "tests/")) for name in names)
@@ -103,5 +110,13 @@ def test_installed_package_imports_in_a_ray_worker(fresh_python: Path, tmp_path:
 
 @pytest.mark.slow
 def test_installed_command_answers(fresh_python: Path, tmp_path: Path):
-    shown = run(fresh_python, tmp_path, "-m", "agent_sat.cli", "train", str(ROOT / "configs/quickstart.toml"), "--print")
+    shown = run(
+        fresh_python,
+        tmp_path,
+        "-m",
+        "agent_sat.cli",
+        "train",
+        str(ROOT / "configs/quickstart.toml"),
+        "--print",
+    )
     assert 'method = "sat-grpo-turn"' in shown

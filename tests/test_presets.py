@@ -46,7 +46,9 @@ def test_preset_trains_asynchronously(method: str, tmp_path: Path):
 @pytest.mark.slow
 def test_mismatch_is_split_into_its_causes(tmp_path: Path):
     """An exact engine has no implementation mismatch; what is left at lag 1 is policy lag, at lag 0 nothing."""
-    trained(tmp_path / "run", "method=grpo", "log.mismatch_causes=true", "train.learning_rate=1e-2", "steps=5")
+    trained(
+        tmp_path / "run", "method=grpo", "log.mismatch_causes=true", "train.learning_rate=1e-2", "steps=5"
+    )
     tokens = pl.concat([pl.read_parquet(path) for path in sorted((tmp_path / "run" / "tokens").glob("*"))])
     assert tokens["recomputed_logprob"].is_finite().all()
     implementation = (tokens["recomputed_logprob"] - tokens["behavior_logprob"]).abs().max()

@@ -102,9 +102,7 @@ class Worker:
                     step_timeout_seconds=config.env.step_timeout_seconds,
                 ),
             ),
-            params=SamplingParams(
-                temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
-            ),
+            params=SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
             advantage=ADVANTAGES[config.resolve_method().settings.advantage],
             run_seed=config.seed,
         )

@@ -12,7 +12,17 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from agent_sat.errors import AgentSatError, WorkerError
-from agent_sat.types import Completion, GroupSummary, IntArray, Metrics, Position, SamplingParams, StepReport, Task, WarmStep
+from agent_sat.types import (
+    Completion,
+    GroupSummary,
+    IntArray,
+    Metrics,
+    Position,
+    SamplingParams,
+    StepReport,
+    Task,
+    WarmStep,
+)
 
 
 class Host:

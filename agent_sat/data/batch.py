@@ -13,7 +13,6 @@ from agent_sat.algo.aggregate import token_weights
 from agent_sat.data.samples import active
 from agent_sat.types import Batch, Nucleus, Sample
 
-
 # (advantages [N], trained [N]) -> advantages [N], over the tokens of a whole step
 StepAdvantage = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]]
 

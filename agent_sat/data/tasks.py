@@ -22,7 +22,9 @@ class TaskStream:
     choices: dict[str, list[Any]]
 
     def task(self, index: int) -> Task:
-        options = {name: self._choice(i, values, index) for i, (name, values) in enumerate(self.choices.items())}
+        options = {
+            name: self._choice(i, values, index) for i, (name, values) in enumerate(self.choices.items())
+        }
         seed = int(self._random(index).integers(2**31))
         return Task(id=f"{self.stream}-{index}", seed=seed, options=options)
 
@@ -32,4 +34,6 @@ class TaskStream:
         return values[order[place]]
 
     def _random(self, *key: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, STREAMS[self.stream], *key])))
+        return np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence([self.seed, STREAMS[self.stream], *key]))
+        )

@@ -20,9 +20,7 @@ TAGS = (
     "</python_output>",
 )
 WORDS = ("print(", "get(", "next ", "value ", "error", "\\boxed{", "start ", "then ", "Compute ")
-CHARACTERS = (
-    "0123456789abcdefghijklmnopqrstuvwxyz'()*+-=;:.,{}\\/ \nABCDEFGHIJKLMNOPQRSTUVWXYZ<>_|%\"[]#!?"
-)
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz'()*+-=;:.,{}\\/ \nABCDEFGHIJKLMNOPQRSTUVWXYZ<>_|%\"[]#!?"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|user|>{{ message['content'] }}<|assistant|>"

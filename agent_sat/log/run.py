@@ -32,9 +32,11 @@ class RunDirectory:
 
     @staticmethod
     def create(path: str | os.PathLike[str]) -> RunDirectory:
-        """A new run directory. Raises ConfigError unless `path` is absent or an empty, writable folder."""
+        """A new run directory. Raises ConfigError unless `path` is absent, an empty writable folder, or one whose
+        run ended before it left a step or a checkpoint.
+        """
         run = RunDirectory(Path(path))
-        if run.path.is_dir() and any(run.path.iterdir()):
+        if run.path.is_dir() and any(run.path.iterdir()) and not run.never_began():
             resume = (
                 f"continue it with `agent-sat train --resume {run.path}`, or " if run.config.exists() else ""
             )
@@ -62,6 +64,11 @@ class RunDirectory:
             f"runs beside it: {', '.join(near[:8])}" if near else "start one with `agent-sat train RUN.toml`"
         )
         raise ConfigError(f"{run.path} is no run directory (it holds no config.toml); {hint}")
+
+    def never_began(self) -> bool:
+        """Whether a run was started here and left nothing worth keeping."""
+        left = (self.metrics.exists(), self.evaluations.exists(), any(self.checkpoints.glob("*")))
+        return self.config.is_file() and not any(left)
 
     @property
     def config(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -18,6 +19,8 @@ from agent_sat.protocols import RolloutEngine
 from agent_sat.rollout.chat import Chat
 from agent_sat.rollout.sampling import seed_for
 from agent_sat.types import Ending, IntArray, SamplingParams, Task, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
 
 MakeEnvironment = Callable[[], gymnasium.Env[str, str]]
 
@@ -63,9 +66,9 @@ class EpisodeRunner:
         prompt = failure = ""
         environment: gymnasium.Env[str, str] | None = None
         try:
-            with boundary(EnvironmentFailure, f"task {task.id}: start"):
-                environment = await self._blocking(self.make_environment)
-                prompt, _ = await self._blocking(environment.reset, seed=task.seed, options=task.options)
+            what = f"task {task.id}: start"
+            environment = await self._blocking(what, self.make_environment)
+            prompt, _ = await self._blocking(what, environment.reset, seed=task.seed, options=task.options)
             ending = await self._play(environment, prompt, key, params, turns)
         except SandboxError as error:
             ending, failure = Ending.TOOL_FAILURE, str(error)
@@ -74,7 +77,7 @@ class EpisodeRunner:
         finally:
             await self.engine.release(key.session())
             if environment is not None:
-                await self._blocking(environment.close)
+                await self._close(environment)
         return Trajectory(
             group=key.group,
             member=key.member,
@@ -118,10 +121,9 @@ class EpisodeRunner:
 
     async def _step(self, environment: gymnasium.Env[str, str], turn: Turn) -> tuple[Turn, Ending | None]:
         started = time.monotonic()
-        with boundary(EnvironmentFailure, "environment step"):
-            answer = self._blocking(environment.step, turn.text)
-            async with asyncio.timeout(self.limits.step_timeout_seconds):
-                observation, reward, terminated, truncated, info = await answer
+        observation, reward, terminated, truncated, info = await self._blocking(
+            "environment step", environment.step, turn.text
+        )
         turn = replace(
             turn,
             observation=observation,
@@ -136,9 +138,25 @@ class EpisodeRunner:
         sampled = turn.completion.token_ids
         return np.concatenate([context, sampled, self.chat.bridge(sampled, turn.observation)])
 
-    async def _blocking(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.executor, functools.partial(call, *args, **kwargs))
+    async def _close(self, environment: gymnasium.Env[str, str]) -> None:
+        try:
+            await self._blocking("environment close", environment.close)
+        except (EnvironmentFailure, SandboxError) as error:
+            logger.warning("%s", error)  # the episode is over; there is nothing left to fail
+
+    async def _blocking(self, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the environment's code in a thread. Whatever it raises, or taking too long, is EnvironmentFailure."""
+        seconds = self.limits.step_timeout_seconds
+        limit = asyncio.timeout(seconds)
+        try:
+            with boundary(EnvironmentFailure, what):
+                async with limit:
+                    running = functools.partial(call, *args, **kwargs)
+                    return await asyncio.get_running_loop().run_in_executor(self.executor, running)
+        except EnvironmentFailure as error:
+            if limit.expired():
+                raise EnvironmentFailure(f"{what} did not finish within {seconds:g} s") from error
+            raise
 
 
 def budget(num_prompt: int, num_response: int, limits: Limits) -> int:

@@ -64,7 +64,9 @@ def newest(folder: Path) -> Path:
     """The checkpoint with the highest step in a run's folder. Raises ConfigError if there is none."""
     found = sorted(path for path in folder.glob("step_*") if (path / POSITION).is_file())
     if not found:
-        raise ConfigError(f"no checkpoint in {str(folder)!r}: the run ended before its first one; start it again")
+        raise ConfigError(
+            f"no checkpoint in {str(folder)!r}: the run ended before its first one; start it again"
+        )
     return found[-1]
 
 

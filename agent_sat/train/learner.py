@@ -54,7 +54,9 @@ class PolicyLearner:
         )
         self.guard = optim.SkipGuard(config.train.max_skipped_steps)
         self.version = 0
-        self.sat_reference: Reference | None = None  # the last step's: what an averaged reference goes on from
+        self.sat_reference: Reference | None = (
+            None  # the last step's: what an averaged reference goes on from
+        )
         self.past: PastPolicies | None = None
         self.frozen: ReferencePolicy | None = None
         self._run = run
@@ -118,9 +120,9 @@ class PolicyLearner:
         self.optimizer.zero_grad(set_to_none=True)
         reference = self.fit_reference(micro)
         passes = []
-        for batch in micro:
-            logprobs, entropy = self._logprobs(batch)
-            batch = self._live_recomputed(batch, logprobs)
+        for cut in micro:
+            logprobs, entropy = self._logprobs(cut)
+            batch = self._live_recomputed(cut, logprobs)
             out = policy_loss(
                 self.method,
                 batch,
@@ -201,9 +203,7 @@ class PolicyLearner:
         checkpoint.keep_newest(folder.parent, self.config.train.keep_checkpoints)
 
     def load(self, path: str) -> Position:
-        position, self.sat_reference = checkpoint.load(
-            Path(path), model=self.model, optimizer=self.optimizer
-        )
+        position, self.sat_reference = checkpoint.load(Path(path), model=self.model, optimizer=self.optimizer)
         self.version = position.version
         return position
 
@@ -243,7 +243,9 @@ class PolicyLearner:
         if batch.recomputed_logprobs is None:
             return batch
         live = batch.versions == self.version
-        return replace(batch, recomputed_logprobs=torch.where(live, logprobs.detach(), batch.recomputed_logprobs))
+        return replace(
+            batch, recomputed_logprobs=torch.where(live, logprobs.detach(), batch.recomputed_logprobs)
+        )
 
     def _tally(self, passes: list[Pass]) -> Tally:
         tallies = [
@@ -252,7 +254,9 @@ class PolicyLearner:
         ]
         return sum(tallies[1:], start=tallies[0])
 
-    def _report(self, step: int, skipped: str, num_tokens: int, metrics: Metrics, started: float) -> StepReport:
+    def _report(
+        self, step: int, skipped: str, num_tokens: int, metrics: Metrics, started: float
+    ) -> StepReport:
         return StepReport(
             step=step,
             version=self.version,

@@ -23,7 +23,9 @@ UNDECLARED = frozenset({"head_dim"})  # read by models whose configuration class
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-def build_model(config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None, seed: int) -> PreTrainedModel:
+def build_model(
+    config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None, seed: int
+) -> PreTrainedModel:
     """A causal language model on the CPU: loaded from `config.path`, else made with random weights from `seed`.
 
     Raises ConfigError for an unknown architecture, settings its configuration refuses, a vocabulary smaller
@@ -48,7 +50,9 @@ def build_model(config: ModelConfig, *, num_tokens: int, pad: int | None, eos: i
     return model
 
 
-def transformer_config(config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None) -> PretrainedConfig:
+def transformer_config(
+    config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None
+) -> PretrainedConfig:
     if config.path is not None:
         return AutoConfig.from_pretrained(config.path, local_files_only=True)
     architecture = getattr(transformers, config.architecture, None)
@@ -57,7 +61,12 @@ def transformer_config(config: ModelConfig, *, num_tokens: int, pad: int | None,
             f"model.architecture {config.architecture!r} is not a model of transformers "
             f"{transformers.__version__}; e.g. Qwen3ForCausalLM, Qwen3MoeForCausalLM"
         )
-    known: dict[str, Any] = {"vocab_size": num_tokens, "pad_token_id": pad, "eos_token_id": eos, "bos_token_id": None}
+    known: dict[str, Any] = {
+        "vocab_size": num_tokens,
+        "pad_token_id": pad,
+        "eos_token_id": eos,
+        "bos_token_id": None,
+    }
     plain = architecture.config_class()
     stray = [name for name in config.config if name not in UNDECLARED and not hasattr(plain, name)]
     if stray:

@@ -37,7 +37,12 @@ class StepRecorder:
     text: TokenText
 
     def record(
-        self, step: int, groups: Sequence[Group], samples: Sequence[Sample], passes: Sequence[Pass], version: int
+        self,
+        step: int,
+        groups: Sequence[Group],
+        samples: Sequence[Sample],
+        passes: Sequence[Pass],
+        version: int,
     ) -> None:
         """`samples` are those of `passes` in order, `version` the trainer's when the step used them."""
         if self.config.tokens:
@@ -64,7 +69,9 @@ def token_columns(
     def joined(found: list[Tensor | None]) -> NDArray[Any] | None:
         """The sampled tokens of every pass's [N] tensor (a scalar counts for all); None where a pass has none."""
         parts = [
-            value.expand(len(one.batch)) for one, value in zip(passes, found, strict=True) if value is not None
+            value.expand(len(one.batch))
+            for one, value in zip(passes, found, strict=True)
+            if value is not None
         ]
         return torch.cat(parts).cpu().numpy()[sampled] if len(parts) == len(passes) else None
 

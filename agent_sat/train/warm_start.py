@@ -76,7 +76,9 @@ class Demonstrations:
         return np.asarray(ids, np.int64)
 
 
-def warm_start(model: PreTrainedModel, demonstrations: Demonstrations, config: WarmStartConfig) -> Iterator[WarmStep]:
+def warm_start(
+    model: PreTrainedModel, demonstrations: Demonstrations, config: WarmStartConfig
+) -> Iterator[WarmStep]:
     """Train `model` in place, one yield a step."""
     optimizer = AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()

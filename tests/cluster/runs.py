@@ -107,7 +107,9 @@ def all_gone(pids: set[int], seconds: float = 20) -> bool:
 def actor_pids(below: int, name: str) -> list[int]:
     """Processes below `below` whose command line holds `name`."""
     return [
-        pid for pid in descendants(below) if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        pid
+        for pid in descendants(below)
+        if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+
 from tests.cluster import runs
 
 SEEN = ("step", "group", "member", "turn", "position", "token_id", "version")

@@ -16,10 +16,16 @@ def test_create_makes_a_directory_that_open_finds(tmp_path):
 
 def test_create_refuses_a_run_that_is_there_and_names_the_next_step(tmp_path):
     (tmp_path / "config.toml").write_text("")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(
         ConfigError, match=r"is not empty: continue it with `agent-sat train --resume .*choose a"
     ):
         RunDirectory.create(tmp_path)
+
+
+def test_create_takes_the_place_of_a_run_that_ended_before_its_first_step(tmp_path):
+    RunDirectory.create(tmp_path / "run").config.write_text("steps = 1\n")
+    assert RunDirectory.create(tmp_path / "run").config.exists()
 
 
 def test_create_refuses_a_folder_of_other_things_without_speaking_of_resume(tmp_path):

@@ -77,7 +77,13 @@ class CountingEnv(gymnasium.Env[str, str]):
         if action == "crash":
             raise ZeroDivisionError("the environment's own mistake")
         self.actions.append(action)
-        return f"value {len(self.actions)}", float(action == "yes"), len(self.actions) >= self.num_turns, False, {}
+        return (
+            f"value {len(self.actions)}",
+            float(action == "yes"),
+            len(self.actions) >= self.num_turns,
+            False,
+            {},
+        )
 
     def close(self) -> None:
         self.closed = True

@@ -3,11 +3,11 @@ import time
 from typing import Any
 
 import pytest
-from tests.rollout.fakes import TOKENIZER, CountingEnv, ScriptedEngine, runner
 
 from agent_sat.errors import EngineError, SandboxError
 from agent_sat.rollout.episode import EpisodeKey, Limits, budget
 from agent_sat.types import Ending, SamplingParams, Task, Trajectory
+from tests.rollout.fakes import TOKENIZER, CountingEnv, ScriptedEngine, runner
 
 TASK = Task(id="t", seed=7)
 KEY = EpisodeKey(run_seed=0, group=3, member=1)
@@ -41,7 +41,9 @@ def test_each_prompt_continues_the_tokens_before_it():
     first, second = (turn for turn in play(engine).turns)
     held = [*first.prompt_ids, *first.completion.token_ids]
     assert second.prompt_ids.tolist()[: len(held)] == held
-    assert TOKENIZER.decode(second.prompt_ids[len(held) :].tolist()) == "<python_output>value 1</python_output>"
+    assert (
+        TOKENIZER.decode(second.prompt_ids[len(held) :].tolist()) == "<python_output>value 1</python_output>"
+    )
 
 
 def test_each_turn_has_a_seed_of_its_own_and_the_room_that_is_left():
@@ -96,7 +98,26 @@ def test_step_that_hangs_costs_its_limit_and_is_data():
     started = time.monotonic()
     trajectory = play(ScriptedEngine(["no<|eos|>"]), Hanging(), step_timeout_seconds=0.1)
     assert trajectory.ending is Ending.ENVIRONMENT_FAILURE
+    assert trajectory.failure == "environment step did not finish within 0.1 s"
     assert time.monotonic() - started < 3
+
+
+def test_reset_that_hangs_costs_its_limit_and_is_data():
+    class Hanging(CountingEnv):
+        def reset(self, **_: Any) -> Any:
+            time.sleep(1.0)
+            return "late", {}
+
+    trajectory = play(ScriptedEngine(["no"]), Hanging(), step_timeout_seconds=0.1)
+    assert trajectory.failure == "task t: start did not finish within 0.1 s"
+
+
+def test_failing_close_costs_nothing():
+    class Leaving(CountingEnv):
+        def close(self) -> None:
+            raise OSError("already gone")
+
+    assert play(ScriptedEngine(["no<|eos|>", "yes<|eos|>"]), Leaving()).reward == 1.0
 
 
 def test_engine_error_ends_the_episode_for_all_and_releases_its_session():

@@ -2,12 +2,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from tests.rollout.fakes import CountingEnv, ScriptedEngine, runner
 
 from agent_sat.algo.advantage import ADVANTAGES
 from agent_sat.errors import EngineError
 from agent_sat.rollout.group import GroupRunner
 from agent_sat.types import SamplingParams, Task
+from tests.rollout.fakes import CountingEnv, ScriptedEngine, runner
 
 TASK = Task(id="t", seed=7, options={"level": 2})
 

@@ -41,7 +41,9 @@ def config(**changes: Any) -> Config:
     return parse(values)
 
 
-def groups(count: int = 2, *, members: int = 3, turns: int = 2, seed: int = 0, version: int = 0) -> list[Group]:
+def groups(
+    count: int = 2, *, members: int = 3, turns: int = 2, seed: int = 0, version: int = 0
+) -> list[Group]:
     """Random tokens and behaviour log-probabilities, of several lengths."""
     random = np.random.default_rng(seed)
     return [group(random, number, members, turns, version) for number in range(count)]
@@ -74,4 +76,6 @@ def group(random: np.random.Generator, number: int, members: int, turns: int, ve
             )
         )
     advantages = tuple(np.full(turns, random.normal(), np.float32) for _ in range(members))
-    return Group(number=number, task=task, members=tuple(trajectories), advantages=advantages, temperature=1.0)
+    return Group(
+        number=number, task=task, members=tuple(trajectories), advantages=advantages, temperature=1.0
+    )

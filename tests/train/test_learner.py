@@ -2,13 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.train.fixtures import config, groups
 
 from agent_sat.data.samples import samples_of
 from agent_sat.errors import TrainingDiverged
 from agent_sat.log.run import RunDirectory
 from agent_sat.train.learner import PolicyLearner
 from agent_sat.types import Position
+from tests.train.fixtures import config, groups
 
 
 def gradients(learner: PolicyLearner) -> dict[str, torch.Tensor]:

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.train.fixtures import MODEL, VOCABULARY, config, groups
 
 from agent_sat.config import ModelConfig
 from agent_sat.data.batch import make_batch
 from agent_sat.data.samples import samples_of
 from agent_sat.errors import ConfigError
 from agent_sat.train.model import build_model, token_logprobs
+from tests.train.fixtures import MODEL, VOCABULARY, config, groups
 
 
 def model_of(**changes):
@@ -73,7 +73,7 @@ def test_same_seed_builds_the_same_model():
 
 
 def test_unknown_setting_of_a_model_is_named():
-    with pytest.raises(ConfigError, match="Qwen3MoeConfig has no num_hidden_layer;.*num_hidden_layers"):
+    with pytest.raises(ConfigError, match=r"Qwen3MoeConfig has no num_hidden_layer;.*num_hidden_layers"):
         model_of(num_hidden_layer=3)
 
 
