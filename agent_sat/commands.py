@@ -49,9 +49,7 @@ def preflight(config: Config) -> None:
     environment.close()
     tokenizer = load_tokenizer(config.model.tokenizer)
     chat_of(tokenizer, config.rollout.stop)
-    model_config = transformer_config(
-        config.model, num_tokens=len(tokenizer), pad=tokenizer.pad_token_id, eos=tokenizer.eos_token_id
-    )
+    model_config = transformer_config(config.model, tokenizer)
     longest = getattr(model_config, "max_position_embeddings", None)
     if longest is not None and config.rollout.max_length > longest:
         raise ConfigError(

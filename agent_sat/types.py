@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
-RouteArray = NDArray[np.uint8] | NDArray[np.uint16]
+RouteArray = NDArray[np.unsignedinteger[Any]]  # uint8, or uint16 where experts are many
 
 StopReason = Literal["stop", "length", "abort"]
 ToolStatus = Literal[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -10,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from agent_sat.cluster.in_process import Parts
 from agent_sat.cluster.parts import Worker, build_engine
@@ -49,7 +49,7 @@ async def on_ray(config: Config, run: RunDirectory | None) -> AsyncIterator[Part
         ray.shutdown()
 
 
-def host(num_threads: int, build: Callable[..., Any], *args: Any) -> ActorHandle:
+def host(num_threads: int, build: Callable[..., Any], *args: Any) -> Any:
     """An actor around what `build` makes there, with its own count of threads, which is also its claim on cores."""
     threads = {"OMP_NUM_THREADS": str(max(1, num_threads)), "TOKENIZERS_PARALLELISM": "false"}
     actor = ray.remote(Host).options(
@@ -77,7 +77,7 @@ def connect(config: Config) -> None:
         object_store_memory=config.cluster.object_store_mib * 2**20,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
     )
 
 
@@ -87,7 +87,7 @@ def join(address: str) -> None:
     try:
         if port:
             socket.create_connection((host_name, int(port)), CONNECT_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, OSError, ValueError) as error:
         raise ConfigError(
             f"cluster.address {address!r}: no Ray cluster answers there ({error}); start one with "

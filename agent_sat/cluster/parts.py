@@ -27,13 +27,7 @@ def build_engine(config: Config) -> LocalEngine:
     """The in-process engine, with weights of its own until the first `load_weights`."""
     torch.set_num_threads(config.engine.threads)
     tokenizer = load_tokenizer(config.model.tokenizer)
-    model = build_model(
-        config.model,
-        num_tokens=len(tokenizer),
-        pad=tokenizer.pad_token_id,
-        eos=tokenizer.eos_token_id,
-        seed=config.seed,
-    )
+    model = build_model(config.model, tokenizer, seed=config.seed)
     return LocalEngine(
         model,
         max_sessions=config.max_sessions,

@@ -99,7 +99,7 @@ class RemoteRollouts:
         worker = min(range(len(self.handles)), key=self.num_groups.__getitem__)
         self.num_groups[worker] += 1
         try:
-            call = self.handles[worker].call.options(num_returns=2)
+            call: Any = self.handles[worker].call.options(num_returns=2)
             summary, group = call.remote("run_group", number, task, size=size, greedy=greedy)
             return await answer(summary, f"worker {worker}"), group
         finally:
@@ -133,7 +133,8 @@ class RemoteLearner:
         return await self._call("step", step, payloads)
 
     async def publish(self) -> tuple[int, ObjectRef]:
-        version, weights = self.handle.call.options(num_returns=2).remote("publish")
+        call: Any = self.handle.call.options(num_returns=2)
+        version, weights = call.remote("publish")
         return await answer(version, "the learner"), weights
 
     async def save(self, path: str, position: Position) -> None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agent_sat.algo.aggregate import token_weights
+from agent_sat.algo.aggregate import Aggregation, token_weights
 from agent_sat.data.samples import active
 from agent_sat.types import Batch, Nucleus, Sample
 
@@ -20,8 +20,8 @@ StepAdvantage = Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.fl
 def make_batch(
     samples: Sequence[Sample],
     *,
-    aggregation: str,
-    constant: float | None,
+    aggregation: Aggregation,
+    constant: int | None,
     step_advantage: StepAdvantage | None,
     device: torch.device,
 ) -> Batch:

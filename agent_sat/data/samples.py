@@ -50,7 +50,8 @@ class RouteRows:
 
     def put(self, start: int, rows: RouteArray) -> None:
         self.experts = self.of_length(max(start, self.num_rows), like=rows)
-        self.experts = np.concatenate([self.experts[:start], rows, self.experts[start + len(rows) :]])
+        joined = [self.experts[:start], rows, self.experts[start + len(rows) :]]
+        self.experts = np.concatenate(joined, dtype=rows.dtype)
 
     def cut(self, length: int) -> None:
         if self.experts is not None:
@@ -62,7 +63,7 @@ class RouteRows:
 
     def of_length(self, length: int, like: RouteArray) -> RouteArray:
         """The first `length` rows; rows nobody recorded hold the dtype's largest value."""
-        rows = np.full((length, *like.shape[1:]), np.iinfo(like.dtype).max, like.dtype)
+        rows: RouteArray = np.full_like(like, np.iinfo(like.dtype).max, shape=(length, *like.shape[1:]))
         if self.experts is not None:
             rows[: self.num_rows] = self.experts[:length]
         return rows

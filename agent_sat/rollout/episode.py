@@ -67,9 +67,9 @@ class EpisodeRunner:
         environment: gymnasium.Env[str, str] | None = None
         try:
             what = f"task {task.id}: start"
-            environment = await self._blocking(what, self.make_environment)
-            prompt, _ = await self._blocking(what, environment.reset, seed=task.seed, options=task.options)
-            ending = await self._play(environment, prompt, key, params, turns)
+            environment = opened = await self._blocking(what, self.make_environment)
+            prompt, _ = await self._blocking(what, opened.reset, seed=task.seed, options=task.options)
+            ending = await self._play(opened, prompt, key, params, turns)
         except SandboxError as error:
             ending, failure = Ending.TOOL_FAILURE, str(error)
         except EnvironmentFailure as error:

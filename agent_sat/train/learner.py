@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -41,16 +41,10 @@ class PolicyLearner:
         self.config = config
         self.method = config.resolve_method()
         self.tokenizer = load_tokenizer(config.model.tokenizer)
-        self.model = build_model(
-            config.model,
-            num_tokens=len(self.tokenizer),
-            pad=self.tokenizer.pad_token_id,
-            eos=self.tokenizer.eos_token_id,
-            seed=config.seed,
-        )
+        self.model = build_model(config.model, self.tokenizer, seed=config.seed)
         self.optimizer = optim.make_optimizer(self.model, config.train)
         self.recorder = (
-            StepRecorder(run=run, config=config.log, text=TokenText(self.tokenizer.decode)) if run else None
+            StepRecorder(run=run, config=config.log, text=TokenText(self._decode)) if run else None
         )
         self.guard = optim.SkipGuard(config.train.max_skipped_steps)
         self.version = 0
@@ -228,6 +222,9 @@ class PolicyLearner:
         torch.set_num_threads(self.config.train.threads)
         if config.cache:
             warm_start.store(self.model, path)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(token_ids)))
 
     def _logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return token_logprobs(

@@ -10,7 +10,13 @@ import torch
 import transformers
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from agent_sat.algo.logprobs import take_sets, target_logprobs
 from agent_sat.config import ModelConfig
@@ -23,17 +29,15 @@ UNDECLARED = frozenset({"head_dim"})  # read by models whose configuration class
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
-def build_model(
-    config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None, seed: int
-) -> PreTrainedModel:
+def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
     """A causal language model on the CPU: loaded from `config.path`, else made with random weights from `seed`.
 
     Raises ConfigError for an unknown architecture, settings its configuration refuses, a vocabulary smaller
     than the tokenizer's, or logits that are scaled outside the language-model head.
     """
-    model_config = transformer_config(config, num_tokens=num_tokens, pad=pad, eos=eos)
-    if model_config.vocab_size < num_tokens:
-        raise ConfigError(f"the model has {model_config.vocab_size} tokens, its tokenizer {num_tokens}")
+    model_config = transformer_config(config, tokenizer)
+    if model_config.vocab_size < len(tokenizer):
+        raise ConfigError(f"the model has {model_config.vocab_size} tokens, its tokenizer {len(tokenizer)}")
     for name in SCALED_LOGITS:
         if getattr(model_config, name, None) not in (None, 1, 1.0):
             raise ConfigError(f"models with {name} are not supported: log-probabilities would leave it out")
@@ -50,9 +54,8 @@ def build_model(
     return model
 
 
-def transformer_config(
-    config: ModelConfig, *, num_tokens: int, pad: int | None, eos: int | None
-) -> PretrainedConfig:
+def transformer_config(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> PretrainedConfig:
+    """The model's own configuration, its vocabulary and special tokens from the tokenizer unless it names them."""
     if config.path is not None:
         return AutoConfig.from_pretrained(config.path, local_files_only=True)
     architecture = getattr(transformers, config.architecture, None)
@@ -62,9 +65,9 @@ def transformer_config(
             f"{transformers.__version__}; e.g. Qwen3ForCausalLM, Qwen3MoeForCausalLM"
         )
     known: dict[str, Any] = {
-        "vocab_size": num_tokens,
-        "pad_token_id": pad,
-        "eos_token_id": eos,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
     }
     plain = architecture.config_class()
@@ -101,6 +104,7 @@ def token_logprobs(
     hidden = hidden_states(model, batch, replay=replay)
     trained = batch.mask.nonzero()[:, 0]
     head = model.get_output_embeddings()
+    assert head is not None, "build_model takes causal language models only"
     pieces = trained.split(chunk)
 
     def piece_logprobs(piece: Tensor, predicting: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from agent_sat.protocols import Demonstrator
 from agent_sat.rollout.chat import Chat
 from agent_sat.rollout.environment import make_environment
 from agent_sat.train.weights import snapshot
-from agent_sat.types import WarmStep
+from agent_sat.types import IntArray, WarmStep
 
 WARM_UP_STEPS = 30
 FINAL_RATE = 0.1  # of the peak
@@ -55,25 +55,25 @@ class Demonstrations:
 
     def __getitem__(self, index: int) -> Demonstration:
         task = self.tasks.task(index)
-        pieces: list[tuple[NDArray[np.int64], bool]] = []
-        sampled = np.zeros(0, np.int64)
+        pieces: list[tuple[IntArray, bool]] = []
+        sampled = np.zeros(0, np.int32)
         for role, text in self.demonstrator.demonstrate(task.seed, task.options, self.slips):
             if role == "assistant":
                 sampled = self._written(text)
                 pieces.append((sampled, True))
             else:
                 context = self.chat.prompt(text) if role == "user" else self.chat.bridge(sampled, text)
-                pieces.append((context.astype(np.int64), False))
+                pieces.append((context, False))
         return Demonstration(
-            token_ids=np.concatenate([ids for ids, _ in pieces]),
+            token_ids=np.concatenate([ids for ids, _ in pieces]).astype(np.int64),
             written=np.concatenate([np.full(len(ids), written) for ids, written in pieces]),
         )
 
-    def _written(self, text: str) -> NDArray[np.int64]:
+    def _written(self, text: str) -> IntArray:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if ids[-1] not in self.chat.stop_ids:
             ids = [*ids, *self.chat.end_ids]
-        return np.asarray(ids, np.int64)
+        return np.asarray(ids, np.int32)
 
 
 def warm_start(

@@ -61,7 +61,7 @@ def test_published_weights_are_safe_from_the_next_step():
 
 def test_non_finite_gradient_skips_the_step_and_names_the_tensor():
     learner = PolicyLearner(config(train={"max_skipped_steps": 2}))
-    embedding = learner.model.get_input_embeddings().weight
+    embedding = learner.model.get_parameter("model.embed_tokens.weight")
     with torch.no_grad():
         embedding[20] = torch.inf
     before = {name: weight.clone() for name, weight in learner.model.state_dict().items()}

@@ -6,14 +6,17 @@ import torch
 from agent_sat.config import ModelConfig
 from agent_sat.data.batch import make_batch
 from agent_sat.data.samples import samples_of
+from agent_sat.data.tokenizer import character_tokenizer
 from agent_sat.errors import ConfigError
 from agent_sat.train.model import build_model, token_logprobs
 from tests.train.fixtures import MODEL, VOCABULARY, config, groups
 
+TOKENIZER = character_tokenizer()
+
 
 def model_of(**changes):
     settings = ModelConfig(architecture="Qwen3MoeForCausalLM", config=MODEL | changes)
-    return build_model(settings, num_tokens=VOCABULARY, pad=0, eos=1, seed=0)
+    return build_model(settings, TOKENIZER, seed=0)
 
 
 def batch_of(count: int = 2):
@@ -85,7 +88,7 @@ def test_vocabulary_smaller_than_the_tokenizer_is_refused():
 def test_unknown_architecture_is_refused_with_examples():
     settings = ModelConfig(architecture="Qwen9ForCausalLM")
     with pytest.raises(ConfigError, match="Qwen3MoeForCausalLM"):
-        build_model(settings, num_tokens=VOCABULARY, pad=0, eos=1, seed=0)
+        build_model(settings, TOKENIZER, seed=0)
 
 
 def test_config_knows_its_experts():
