@@ -56,7 +56,7 @@ def test_no_descriptor_is_left_behind(pool: Pool) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         episode()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # other tests' own may be collected meanwhile
 
 
 def test_a_closed_sandbox_or_pool_refuses() -> None:
