@@ -26,6 +26,7 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
+FIXED_ON_RESUME = ("method", "algorithm", "seed", "name", "run_dir", "model", "env", "warm_start")
 RunDir = Annotated[Path, typer.Argument(help="A run directory, as `agent-sat train` names it at the end")]
 
 
@@ -59,6 +60,8 @@ def train(
             "give either one config file or --resume RUNDIR, e.g. agent-sat train configs/quickstart.toml"
         )
     run = RunDirectory.open(resume) if resume else None
+    if run and (fixed := [o for o in overrides if o.split("=")[0].split(".")[0] in FIXED_ON_RESUME]):
+        raise ConfigError(f"{fixed[0]!r} cannot change when a run is resumed; start a new one for it")
     settings = load(run.config if run else configs[0], overrides)
     if show:
         console.print(to_toml(settings), highlight=False, markup=False, soft_wrap=True)
@@ -182,7 +185,9 @@ def tell_outcome(path: Path, config: Config, *, interrupted: bool) -> None:
     if any((path / "tokens").glob("*.parquet")):
         print_by_turn(path)
     console.print(f"run written to {path}", highlight=False, soft_wrap=True)
-    if interrupted:
+    if interrupted and not any((path / "checkpoints").glob("step_*")):
+        tell("stopped before there was anything to keep; start it again")
+    elif interrupted:
         console.print(
             f"stopped; go on with: agent-sat train --resume {path}", highlight=False, soft_wrap=True
         )
@@ -214,8 +219,9 @@ def success_table(records: dict[str, dict], stratum: str | None = "level") -> Ta
     for key in columns[-1]:
         cells = []
         for column in columns:
-            low, high = column[key].interval()
-            cells.append(f"{100 * column[key].rate:.1f} ({100 * low:.0f} to {100 * high:.0f})")
+            score = column.get(key, Score(kind=key[0], stratum=key[1], successes=0, total=0))
+            low, high = score.interval()
+            cells.append(f"{100 * score.rate:.1f} ({100 * low:.0f} to {100 * high:.0f})")
         table.add_row(*key, *cells)
     return table
 
@@ -228,6 +234,8 @@ def main() -> None:
     except ConfigError as error:
         errors.print(f"error: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(2) from None
+    except asyncio.CancelledError:
+        raise SystemExit(130) from None
     except AgentSatError as error:
         errors.print(f"failed: {error}", style="bold red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(1) from None

@@ -22,11 +22,12 @@ from agent_sat.evaluate import Score, as_metrics, as_record, evaluate
 from agent_sat.log.metrics import Fanout, JsonlSink, WandbRun, WandbSink
 from agent_sat.log.progress import Progress
 from agent_sat.log.run import RunDirectory, write_text
-from agent_sat.loop import Loop, LoopSettings
+from agent_sat.loop import Loop, LoopSettings, unless
 from agent_sat.rollout.chat import chat_of
 from agent_sat.rollout.environment import make_environment
 from agent_sat.train.checkpoint import newest
 from agent_sat.train.model import transformer_config
+from agent_sat.train.warm_start import Demonstrations
 from agent_sat.types import Metrics, Position
 
 START = Position(step=0, version=0, next_group=0)
@@ -47,8 +48,12 @@ def preflight(config: Config) -> None:
     """Find what cannot work before any process starts. Raises ConfigError."""
     environment = make_environment(config.env.id, config.env.kwargs, None)
     environment.close()
-    tokenizer = load_tokenizer(config.model.tokenizer)
-    chat_of(tokenizer, config.rollout.stop)
+    tokenizer = load_tokenizer(config.model.tokenizer_name)
+    chat = chat_of(tokenizer, config.rollout.stop)
+    if config.warm_start.steps:
+        demonstrations = Demonstrations(config, tokenizer, chat)
+        for index in range(max(map(len, config.env.choices.values()), default=1)):
+            demonstrations[index]  # every choice once: a wrong one or an unknown slip is told now
     model_config = transformer_config(config.model, tokenizer)
     longest = getattr(model_config, "max_position_embeddings", None)
     if longest is not None and config.rollout.max_length > longest:
@@ -70,8 +75,7 @@ async def train(config: Config, *, local: bool, resume: RunDirectory | None = No
     preflight(config)
     checkpoint = newest(resume.checkpoints) if resume else None
     run = resume or RunDirectory.create(config.directory)
-    if resume is None:
-        write_text(run.config, to_toml(config))
+    write_text(run.config, to_toml(config))
     from_step = json.loads((checkpoint / "position.json").read_text())["step"] if checkpoint else 0
     run.forget_after(from_step)
     run_id = run.begin(seed=config.seed, from_step=from_step)
@@ -130,7 +134,9 @@ class Training:
     async def run_from(self, checkpoint: Path | None) -> Outcome:
         async with stop_on_signal() as stop:
             if checkpoint is None:
-                await self.warm_start(stop)
+                if not await self.warm_start(stop):
+                    self.sinks.close()
+                    return Outcome(run=self.run, position=START, interrupted=True)
                 position = START
             else:
                 self.progress.phase(f"loading {checkpoint.name}")
@@ -138,23 +144,25 @@ class Training:
             loop = self.loop(position, stop)
             if position.step == 0 and self.config.eval.enabled and not stop.is_set():
                 await loop.publish()
-                await self.evaluate(position.step)
+                await unless(stop, self.evaluate(position.step))
             self.progress.phase("training")
             position = await loop.run()
             if not self.run.checkpoint_of(position.step).exists():
                 await self.save(position)
             if self.config.eval.enabled and not stop.is_set():
                 await loop.publish()
-                await self.evaluate(position.step)
+                await unless(stop, self.evaluate(position.step))
             self.sinks.close()
             return Outcome(run=self.run, position=position, interrupted=stop.is_set())
 
-    async def warm_start(self, stop: asyncio.Event) -> None:
+    async def warm_start(self, stop: asyncio.Event) -> bool:
+        """Whether it came to its end; half a warm start is not kept."""
         self.progress.phase("warm start", total=self.config.warm_start.steps)
         done = 0
         while not stop.is_set() and (last := await self.parts.learner.warm_start(WARM_STEPS_A_CALL)):
             self.progress.advance(last.step - done, loss=last.loss)
             done = last.step
+        return not stop.is_set()
 
     def loop(self, position: Position, stop: asyncio.Event) -> Loop:
         config = self.config

@@ -32,14 +32,18 @@ class ModelConfig(Section):
     """A causal-LM class of transformers, used when `path` is absent."""
     config: dict[str, Any] = {}
     """Keyword arguments of that class's configuration, used when `path` is absent."""
-    tokenizer: str = "characters"
-    """`characters` is the built-in tokenizer of the quickstart; anything else is a folder to load."""
+    tokenizer: str | None = None
+    """A folder, or `characters`, the quickstart's own; default: the checkpoint's, or `characters` without one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights in the trainer and in the engine."""
     experts_implementation: Literal["auto", "eager", "grouped_mm", "batched_mm"] = "auto"
     """How mixture-of-experts layers multiply; `auto` takes grouped_mm, 5 to 40 times faster on a CPU."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer or self.path or "characters"
 
 
 class WarmStartConfig(Section):
@@ -210,7 +214,7 @@ class Config(Section):
     """Name of the run."""
     run_dir: str | None = None
     """Where the run is written; default: runs/<name>."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of tasks, sampling and initial weights."""
     steps: Positive
     """Optimizer steps."""
@@ -262,7 +266,7 @@ class Config(Section):
 
     @property
     def directory(self) -> Path:
-        return Path(self.run_dir or f"runs/{self.name}")
+        return Path(self.run_dir or f"runs/{self.name}").absolute()  # actors have another working directory
 
     @property
     def num_experts(self) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -76,7 +77,8 @@ def run_grid(config: Path, grid: Sequence[GridRun], folder: Path, *, jobs: int, 
     todo = [run for run in grid if not finished(folder / run.name)]
     say(f"{len(grid)} runs, {len(grid) - len(todo)} finished before, {jobs} at once; logs in {folder}/*.log")
     started, failed = time.monotonic(), []
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs) as pool, ExitStack() as stack:
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C starts no further run
         running = {pool.submit(run_one, config, run, folder): run for run in todo}
         for done, future in enumerate(as_completed(running), 1):
             run, code = running[future], future.result()

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agent_sat.data.buffer import Finished, StalenessBuffer
 from agent_sat.data.staleness import predicted_lag, tailness
@@ -18,6 +18,8 @@ from agent_sat.data.tasks import TaskStream
 from agent_sat.errors import AgentSatError, WorkerError, boundary
 from agent_sat.protocols import Learner, RolloutEngine, Rollouts
 from agent_sat.types import Metrics, Position, StepReport
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,12 @@ class Loop:
     buffer: StalenessBuffer = field(init=False)
     published: int = field(init=False)
     _playing: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _num_needed: int = field(init=False)  # groups that the remaining steps use
+    _closing: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.published = self.position.version
+        self._num_needed = self.settings.groups_per_step * (self.settings.steps - self.position.step)
         self.buffer = StalenessBuffer(
             bound=self.settings.bound,
             groups_per_step=self.settings.groups_per_step,
@@ -70,6 +75,7 @@ class Loop:
             while self.position.step < self.settings.steps and not self.stop.is_set():
                 await self.one_step()
         finally:
+            self._closing = True
             for playing in self._playing:
                 playing.cancel()
             await asyncio.gather(*self._playing, return_exceptions=True)
@@ -86,6 +92,7 @@ class Loop:
         step = self.position.step + 1
         async with timeout(self.settings.step_timeout_seconds, f"training step {step}"):
             report = await self.learner.step(step, [group.payload for group in groups])
+        self.buffer.next_version = report.version  # a skipped step leaves it where it was
         self.position = Position(step=step, version=report.version, next_group=self.buffer.first_number)
         if report.version - self.published >= self.settings.broadcast_interval:
             await self.publish()
@@ -101,12 +108,22 @@ class Loop:
         self.published = version
 
     def fill(self) -> None:
-        """Start as many groups as the bound and the engine allow."""
-        while len(self._playing) < self.settings.concurrency and self.buffer.may_start(self.published):
+        """Start as many groups as the bound, the engine and the remaining steps allow."""
+        while (
+            len(self._playing) < self.settings.concurrency
+            and self.buffer.num_started < self._num_needed
+            and self.buffer.may_start(self.published)
+        ):
             number = self.buffer.start()
             playing = asyncio.create_task(self.play(number), name=f"group {number}")
             self._playing.add(playing)
-            playing.add_done_callback(self._playing.discard)
+            playing.add_done_callback(self._left)
+
+    def _left(self, playing: asyncio.Task[None]) -> None:
+        """A group that ended made room for the next."""
+        self._playing.discard(playing)
+        if not self._closing:
+            self.fill()
 
     async def play(self, number: int) -> None:
         """One group; whatever goes wrong with it reaches whoever takes from the buffer."""
@@ -120,18 +137,10 @@ class Loop:
             self.buffer.fail(number, error)
             return
         self.buffer.finish(number, summary, payload)
-        asyncio.get_running_loop().call_soon(self.fill)
 
     async def take(self) -> list[Finished] | None:
         """The next step's groups; None when `stop` was set while waiting."""
-        taking = asyncio.create_task(self.buffer.take(version=self.position.version))
-        stopping = asyncio.create_task(self.stop.wait())
-        try:
-            await asyncio.wait({taking, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return await taking if taking.done() else None
-        finally:
-            taking.cancel()
-            stopping.cancel()
+        return await unless(self.stop, self.buffer.take(version=self.position.version))
 
     def metrics(
         self, groups: list[Finished], report: StepReport, *, waited: float, seconds: float
@@ -186,12 +195,25 @@ class Loop:
         }
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What `work` gives; None, and `work` is cancelled, when `stop` is set first."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 def by_option(groups: list[Finished], option: str | None) -> Metrics:
     """`reward/<option>=<value>`: the mean over the valid members of its tasks."""
-    rewards: dict[Any, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for group in groups:
         if option is not None and option in group.summary.task.options:
-            rewards.setdefault(group.summary.task.options[option], []).extend(group.summary.valid_rewards)
+            value = str(group.summary.task.options[option])
+            rewards.setdefault(value, []).extend(group.summary.valid_rewards)
     return {f"reward/{option}={value}": sum(found) / len(found) for value, found in sorted(rewards.items())}
 
 

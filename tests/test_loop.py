@@ -76,7 +76,7 @@ class FakeRollouts:
 
 
 class FakeLearner:
-    """Counts updates; asserts the lag of what it is given; may be slow."""
+    """Counts updates; asserts the lag of what it is given; may be slow, or skip the update of some steps."""
 
     def __init__(self, bound: int, seconds: float = 0.0) -> None:
         self.version = 0
@@ -85,6 +85,7 @@ class FakeLearner:
         self.numbers: list[int] = []
         self.lags: list[int] = []
         self.on_step: Callable[[], None] = lambda: None
+        self.skip_steps: set[int] = set()
 
     async def warm_start(self, num_steps: int) -> WarmStep | None:
         return None
@@ -94,8 +95,11 @@ class FakeLearner:
         await asyncio.sleep(self.seconds)
         self.numbers += [number for number, _ in payloads]
         self.lags += [self.version - version for _, version in payloads]
-        self.version += 1
-        return StepReport(step=step, version=self.version, skipped="", num_tokens=8, metrics={}, seconds=0.01)
+        skipped = "a test" if step in self.skip_steps else ""
+        self.version += not skipped
+        return StepReport(
+            step=step, version=self.version, skipped=skipped, num_tokens=8, metrics={}, seconds=0.01
+        )
 
     async def publish(self) -> tuple[int, Any]:
         return self.version, f"weights {self.version}"
@@ -109,6 +113,7 @@ def build(
     seconds: float = 0.0,
     position: Position = START,
     timeout: float = 30.0,
+    concurrency: int = 12,
 ) -> tuple[Loop, FakeEngine, FakeRollouts, FakeLearner, list[Metrics]]:
     engine = FakeEngine()
     rollouts, learner = FakeRollouts(engine), FakeLearner(bound, seconds)
@@ -125,7 +130,7 @@ def build(
             group_size=2,
             bound=bound,
             broadcast_interval=interval,
-            concurrency=12,
+            concurrency=concurrency,
             stratum="level",
             group_timeout_seconds=timeout,
         ),
@@ -189,6 +194,26 @@ def test_concurrency_is_never_exceeded():
     loop, _, rollouts, _, _ = build(steps=8, bound=20)
     run(loop)
     assert rollouts.num_most == 12
+
+
+@pytest.mark.parametrize(("bound", "interval"), [(0, 1), (7, 8), (1, 1)])
+def test_skipped_update_does_not_stop_the_run(bound: int, interval: int):
+    loop, _, _, learner, _ = build(steps=12, bound=bound, interval=interval)
+    learner.skip_steps = {1, 5, 6}
+    assert run(loop) == Position(step=12, version=9, next_group=36)
+    assert max(learner.lags) <= bound
+
+
+def test_one_group_at_a_time_is_enough():
+    loop, _, rollouts, _, _ = build(steps=4, bound=1, concurrency=1)
+    assert run(loop).step == 4
+    assert rollouts.num_most == 1
+
+
+def test_no_group_is_started_that_no_step_will_use():
+    loop, _, rollouts, _, _ = build(steps=3, bound=5)
+    run(loop)
+    assert len(rollouts.tasks) == 9
 
 
 def test_resumed_run_goes_on_with_its_tasks_and_versions():

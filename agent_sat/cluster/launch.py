@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import ray
@@ -16,8 +16,9 @@ from agent_sat.cluster.in_process import Parts
 from agent_sat.cluster.parts import Worker, build_engine
 from agent_sat.cluster.remote import Host, RemoteEngine, RemoteLearner, RemoteRollouts, answer
 from agent_sat.config import Config
-from agent_sat.errors import ConfigError
+from agent_sat.errors import AgentSatError, ConfigError
 from agent_sat.log.run import RunDirectory
+from agent_sat.loop import timeout
 from agent_sat.train.learner import PolicyLearner
 
 CONNECT_SECONDS = 5
@@ -31,31 +32,31 @@ async def on_ray(config: Config, run: RunDirectory | None) -> AsyncIterator[Part
     """Engine, workers and learner as actors. Raises ConfigError if the cluster is too small or not there."""
     connect(config)
     try:
-        engine_host = host(config.engine.threads, build_engine, config)
-        learner_host = host(config.train.threads, PolicyLearner, config, run)
+        engine_host, learner_host = host(config.engine.threads), host(config.train.threads)
+        worker_hosts = [host(0) for _ in range(config.rollout.num_workers)]
         engine = RemoteEngine(engine_host)
-        worker_hosts = [host(0, Worker, config, engine) for _ in range(config.rollout.num_workers)]
-        async with asyncio.timeout(START_SECONDS):
-            for who, one in (("the engine", engine_host), ("the learner", learner_host)):
-                await answer(one.__ray_ready__.remote(), who)
-            for one in worker_hosts:
-                await answer(one.__ray_ready__.remote(), "a worker")
+        starting = [
+            ("the engine", engine_host.build.remote(build_engine, config)),
+            ("the learner", learner_host.build.remote(PolicyLearner, config, run)),
+            *(("a worker", one.build.remote(Worker, config, engine)) for one in worker_hosts),
+        ]
+        async with timeout(START_SECONDS, "starting engine, learner and workers on the cluster"):
+            await asyncio.gather(*(answer(ready, who) for who, ready in starting))
         rollouts = RemoteRollouts(worker_hosts)
         yield Parts(engine=engine, rollouts=rollouts, learner=RemoteLearner(learner_host))
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await rollouts.close()
-            await engine.close()
+        with suppress(TimeoutError, AgentSatError):  # the run is over; what is left ends with its process
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await rollouts.close()
+                await engine.close()
     finally:
         ray.shutdown()
 
 
-def host(num_threads: int, build: Callable[..., Any], *args: Any) -> Any:
-    """An actor around what `build` makes there, with its own count of threads, which is also its claim on cores."""
+def host(num_threads: int) -> Any:
+    """An actor with its own count of threads, which is also its claim on the cluster's cores."""
     threads = {"OMP_NUM_THREADS": str(max(1, num_threads)), "TOKENIZERS_PARALLELISM": "false"}
-    actor = ray.remote(Host).options(
-        num_cpus=num_threads, max_concurrency=MANY, runtime_env={"env_vars": threads}
-    )
-    return actor.remote(build, *args)
+    options = {"num_cpus": num_threads, "max_concurrency": MANY, "runtime_env": {"env_vars": threads}}
+    return ray.remote(Host).options(**options).remote()
 
 
 def connect(config: Config) -> None:

@@ -12,7 +12,6 @@ import torch
 from agent_sat.algo.advantage import ADVANTAGES
 from agent_sat.config import Config
 from agent_sat.data.tokenizer import load_tokenizer
-from agent_sat.errors import AgentSatError
 from agent_sat.protocols import RolloutEngine, SandboxPool
 from agent_sat.rollout.chat import chat_of
 from agent_sat.rollout.environment import make_environment
@@ -26,7 +25,7 @@ from agent_sat.types import Group, GroupSummary, Metrics, SamplingParams, Sandbo
 def build_engine(config: Config) -> LocalEngine:
     """The in-process engine, with weights of its own until the first `load_weights`."""
     torch.set_num_threads(config.engine.threads)
-    tokenizer = load_tokenizer(config.model.tokenizer)
+    tokenizer = load_tokenizer(config.model.tokenizer_name)
     model = build_model(config.model, tokenizer, seed=config.seed)
     return LocalEngine(
         model,
@@ -71,8 +70,10 @@ class SandboxedEnvironment(gymnasium.Wrapper[str, str, str, str]):
         self.sandbox = sandbox
 
     def close(self) -> None:
-        super().close()
-        self.sandbox.close()
+        try:
+            super().close()
+        finally:
+            self.sandbox.close()
 
 
 class Worker:
@@ -80,7 +81,7 @@ class Worker:
 
     def __init__(self, config: Config, engine: RolloutEngine) -> None:
         rollout = config.rollout
-        tokenizer = load_tokenizer(config.model.tokenizer)
+        tokenizer = load_tokenizer(config.model.tokenizer_name)
         self.sandboxes = build_sandboxes(config)
         self.executor = ThreadPoolExecutor(max_workers=config.max_sessions, thread_name_prefix="environment")
         self.env = config.env
@@ -90,6 +91,7 @@ class Worker:
                 chat=chat_of(tokenizer, rollout.stop),
                 make_environment=self.make_environment,
                 executor=self.executor,
+                room=asyncio.Semaphore(config.max_sessions),
                 limits=Limits(
                     max_response_tokens=rollout.max_response_tokens,
                     max_length=rollout.max_length,
@@ -105,7 +107,7 @@ class Worker:
         sandbox = self.sandboxes.open()
         try:
             return SandboxedEnvironment(make_environment(self.env.id, self.env.kwargs, sandbox), sandbox)
-        except AgentSatError:
+        except BaseException:
             sandbox.close()
             raise
 

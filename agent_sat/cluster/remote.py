@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from agent_sat.errors import AgentSatError, WorkerError
 from agent_sat.types import (
@@ -28,8 +29,12 @@ from agent_sat.types import (
 class Host:
     """What runs in an actor: an object built there, called by the names of its methods."""
 
-    def __init__(self, build: Callable[..., Any], *args: Any) -> None:
-        self.subject = build(*args)
+    def __init__(self) -> None:
+        self.subject: Any = None
+
+    async def build(self, make: Callable[..., Any], *args: Any) -> None:
+        """Not in the constructor: what that raises, Ray tells as the actor's death."""
+        self.subject = make(*args)
 
     async def call(self, method: str, *args: Any, **keywords: Any) -> Any:
         """Lists of object references among `args` are fetched here, so they never pass through the driver."""
@@ -55,6 +60,8 @@ async def answer(reply: Awaitable[Any], who: str) -> Any:
         raise WorkerError(f"{who}: {error.cause!r}\n{error}") from error
     except RayActorError as error:
         raise WorkerError(f"{who} died: {error}") from error
+    except RayError as error:
+        raise WorkerError(f"{who}: {error}") from error
 
 
 class RemoteEngine:
@@ -98,10 +105,13 @@ class RemoteRollouts:
         """The payload is a reference: the group's arrays stay in the object store."""
         worker = min(range(len(self.handles)), key=self.num_groups.__getitem__)
         self.num_groups[worker] += 1
+        call: Any = self.handles[worker].call.options(num_returns=2)
+        summary, group = call.remote("run_group", number, task, size=size, greedy=greedy)
         try:
-            call: Any = self.handles[worker].call.options(num_returns=2)
-            summary, group = call.remote("run_group", number, task, size=size, greedy=greedy)
             return await answer(summary, f"worker {worker}"), group
+        except asyncio.CancelledError:
+            ray.cancel(summary)
+            raise
         finally:
             self.num_groups[worker] -= 1
 

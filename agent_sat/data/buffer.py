@@ -33,13 +33,18 @@ class StalenessBuffer:
     def __init__(self, *, bound: int, groups_per_step: int, next_number: int = 0, version: int = 0) -> None:
         self.bound = bound
         self.groups_per_step = groups_per_step
-        self.next_number = next_number
+        self.next_number = self._first_started = next_number
         self.next_version = version  # the trainer's version when the next groups are used
         self.num_invalid = 0  # groups without a valid member, replaced by later ones
         self.num_too_old = 0  # groups dropped at use; stays 0 by the rule above
         self._pending: dict[int, Finished | AgentSatError | None] = {}
         self._num_invalid_in_a_row = 0
         self._changed = asyncio.Event()
+
+    @property
+    def num_started(self) -> int:
+        """Groups started here that were or will be used."""
+        return self.next_number - self._first_started - self.num_invalid - self.num_too_old
 
     @property
     def num_in_flight(self) -> int:

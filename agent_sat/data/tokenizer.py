@@ -39,7 +39,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         return character_tokenizer()
     if not Path(name).is_dir():
         raise ConfigError(f"model.tokenizer {name!r} is neither 'characters' nor a folder with a tokenizer")
-    tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.tokenizer {name!r} is a folder without a tokenizer: {error}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(f"model.tokenizer {name!r} has no chat template; add one to its folder")
     return tokenizer

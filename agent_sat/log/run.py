@@ -67,8 +67,8 @@ class RunDirectory:
 
     def never_began(self) -> bool:
         """Whether a run was started here and left nothing worth keeping."""
-        left = (self.metrics.exists(), self.evaluations.exists(), any(self.checkpoints.glob("*")))
-        return self.config.is_file() and not any(left)
+        lines = any(path.exists() and path.stat().st_size for path in (self.metrics, self.evaluations))
+        return self.config.is_file() and not lines and not any(self.checkpoints.glob("step_*"))
 
     @property
     def config(self) -> Path:

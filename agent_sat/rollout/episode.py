@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -57,17 +58,22 @@ class EpisodeRunner:
     chat: Chat
     make_environment: MakeEnvironment
     executor: Executor  # where environment steps block
+    room: asyncio.Semaphore  # episodes at once: no more than threads and sandboxes
     limits: Limits
 
     async def run(self, key: EpisodeKey, task: Task, params: SamplingParams) -> Trajectory:
         """Play one episode; failures that are not the model's become the trajectory's ending, too."""
+        async with self.room:
+            return await self._run(key, task, params)
+
+    async def _run(self, key: EpisodeKey, task: Task, params: SamplingParams) -> Trajectory:
         started = time.monotonic()
         turns: list[Turn] = []
         prompt = failure = ""
         environment: gymnasium.Env[str, str] | None = None
         try:
             what = f"task {task.id}: start"
-            environment = opened = await self._blocking(what, self.make_environment)
+            environment = opened = await self._open(what)
             prompt, _ = await self._blocking(what, opened.reset, seed=task.seed, options=task.options)
             ending = await self._play(opened, prompt, key, params, turns)
         except SandboxError as error:
@@ -121,18 +127,20 @@ class EpisodeRunner:
 
     async def _step(self, environment: gymnasium.Env[str, str], turn: Turn) -> tuple[Turn, Ending | None]:
         started = time.monotonic()
-        observation, reward, terminated, truncated, info = await self._blocking(
-            "environment step", environment.step, turn.text
-        )
-        turn = replace(
-            turn,
-            observation=observation,
-            tool=info.get("tool"),
-            reward=float(reward),
-            env_seconds=time.monotonic() - started,
-        )
-        default = Ending.ANSWERED if terminated else Ending.TURN_LIMIT
-        return turn, Ending(info.get("ending", default)) if terminated or truncated else None
+        answer = await self._blocking("environment step", environment.step, turn.text)
+        with boundary(EnvironmentFailure, "environment step"):
+            observation, reward, terminated, truncated, info = answer
+            if not isinstance(observation, str) or not math.isfinite(reward):
+                raise EnvironmentFailure(f"environment step gave {observation!r:.60} and reward {reward!r}")
+            turn = replace(
+                turn,
+                observation=observation,
+                tool=info.get("tool"),
+                reward=float(reward),
+                env_seconds=time.monotonic() - started,
+            )
+            default = Ending.ANSWERED if terminated else Ending.TURN_LIMIT
+            return turn, Ending(info.get("ending", default)) if terminated or truncated else None
 
     def _next_context(self, context: IntArray, turn: Turn) -> IntArray:
         sampled = turn.completion.token_ids
@@ -144,15 +152,31 @@ class EpisodeRunner:
         except (EnvironmentFailure, SandboxError) as error:
             logger.warning("%s", error)  # the episode is over; there is nothing left to fail
 
+    async def _open(self, what: str) -> gymnasium.Env[str, str]:
+        """A new environment; one that comes too late, after a timeout or a cancellation, is closed when it comes."""
+        opening = asyncio.get_running_loop().run_in_executor(self.executor, self.make_environment)
+        try:
+            return await self._bounded(what, asyncio.shield(opening))
+        except (EnvironmentFailure, asyncio.CancelledError):
+            opening.add_done_callback(self._close_late)
+            raise
+
+    def _close_late(self, opening: asyncio.Future[gymnasium.Env[str, str]]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self.executor.submit(opening.result().close)
+
     async def _blocking(self, what: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run the environment's code in a thread. Whatever it raises, or taking too long, is EnvironmentFailure."""
+        running = functools.partial(call, *args, **kwargs)
+        return await self._bounded(what, asyncio.get_running_loop().run_in_executor(self.executor, running))
+
+    async def _bounded(self, what: str, running: asyncio.Future[Any]) -> Any:
+        """Await environment code in its thread. Whatever it raises, or taking too long, is EnvironmentFailure."""
         seconds = self.limits.step_timeout_seconds
         limit = asyncio.timeout(seconds)
         try:
             with boundary(EnvironmentFailure, what):
                 async with limit:
-                    running = functools.partial(call, *args, **kwargs)
-                    return await asyncio.get_running_loop().run_in_executor(self.executor, running)
+                    return await running
         except EnvironmentFailure as error:
             if limit.expired():
                 raise EnvironmentFailure(f"{what} did not finish within {seconds:g} s") from error

@@ -40,7 +40,7 @@ class PolicyLearner:
         disable_progress_bar()  # of transformers: the run shows its own
         self.config = config
         self.method = config.resolve_method()
-        self.tokenizer = load_tokenizer(config.model.tokenizer)
+        self.tokenizer = load_tokenizer(config.model.tokenizer_name)
         self.model = build_model(config.model, self.tokenizer, seed=config.seed)
         self.optimizer = optim.make_optimizer(self.model, config.train)
         self.recorder = (

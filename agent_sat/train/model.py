@@ -41,6 +41,13 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, seed
     for name in SCALED_LOGITS:
         if getattr(model_config, name, None) not in (None, 1, 1.0):
             raise ConfigError(f"models with {name} are not supported: log-probabilities would leave it out")
+    dropout = [
+        name
+        for name, value in model_config.to_dict().items()
+        if name.endswith(("dropout", "pdrop")) and value
+    ]
+    if dropout:
+        raise ConfigError(f"{', '.join(dropout)} must be 0: a policy's log-probabilities must not be random")
     choose_experts(model_config, config.experts_implementation)
     torch.manual_seed(seed)
     if config.path is not None:

@@ -96,5 +96,6 @@ def runner(engine: ScriptedEngine, make_environment: MakeEnvironment, **limits: 
         chat=CHAT,
         make_environment=make_environment,
         executor=ThreadPoolExecutor(4),
+        room=asyncio.Semaphore(4),
         limits=Limits(**values),
     )

@@ -112,6 +112,37 @@ def test_reset_that_hangs_costs_its_limit_and_is_data():
     assert trajectory.failure == "task t: start did not finish within 0.1 s"
 
 
+def test_environment_that_comes_too_late_is_closed():
+    environment = CountingEnv()
+
+    def late() -> CountingEnv:
+        time.sleep(0.3)
+        return environment
+
+    engine = ScriptedEngine(["no"])
+    episodes = runner(engine, late, step_timeout_seconds=0.1)
+
+    async def play_and_wait() -> Trajectory:
+        trajectory = await episodes.run(KEY, TASK, SamplingParams())
+        await asyncio.sleep(0.5)
+        return trajectory
+
+    assert asyncio.run(play_and_wait()).ending is Ending.ENVIRONMENT_FAILURE
+    assert environment.closed
+
+
+@pytest.mark.parametrize(
+    "answer", [("text", float("nan"), True, False, {}), (7, 1.0, True, False, {}), ("text", 1.0)]
+)
+def test_answer_that_makes_no_sense_is_the_environments_failure(answer: tuple):
+    class Broken(CountingEnv):
+        def step(self, action: str) -> Any:
+            return answer
+
+    trajectory = play(ScriptedEngine(["no<|eos|>"]), Broken())
+    assert trajectory.ending is Ending.ENVIRONMENT_FAILURE
+
+
 def test_failing_close_costs_nothing():
     class Leaving(CountingEnv):
         def close(self) -> None:
