@@ -6,7 +6,6 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from agent_sat.types import (
     Completion,
-    Group,
     GroupSummary,
     IntArray,
     Metrics,
@@ -128,15 +127,3 @@ class MetricSink(Protocol):
     def log(self, step: int, metrics: Metrics) -> None: ...
 
     def close(self) -> None: ...
-
-
-__all__ = [
-    "Demonstrator",
-    "Group",
-    "Learner",
-    "MetricSink",
-    "RolloutEngine",
-    "Rollouts",
-    "Sandbox",
-    "SandboxPool",
-]
