@@ -112,6 +112,8 @@ class EngineConfig(Section):
     """Episodes with a KV cache at once; default: one step's episodes."""
     threads: Positive = 1
     """CPU threads of the engine's process."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Type the engine computes in; default: the trainer's. Another one is an implementation mismatch by intent."""
     record_routes: bool = True
     """Record the routed experts of every token (mixture-of-experts models)."""
 

@@ -71,3 +71,12 @@ def test_truncated_sampling_is_replayed_exactly(tmp_path: Path):
 def test_replayed_routes_leave_an_exact_engine_exact(tmp_path: Path):
     metrics = trained(tmp_path / "run", "method=grpo+r3", "staleness.bound=0")
     assert max(line["mismatch/log_ratio_abs_max"] for line in metrics) < 1e-4
+
+
+@pytest.mark.slow
+def test_coarser_engine_shows_as_implementation_mismatch_alone(tmp_path: Path):
+    changes = ("engine.dtype=bfloat16", "staleness.bound=0", "log.mismatch_causes=true", "steps=2")
+    metrics = trained(tmp_path / "run", "method=grpo", *changes)[-1]
+    assert metrics["split/policy_lag_variance"] == metrics["split/policy_lag_mean"] == 0.0
+    assert metrics["split/implementation_variance"] > 0
+    assert metrics["mismatch/log_ratio_abs_mean"] > 1e-5

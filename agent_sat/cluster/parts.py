@@ -26,7 +26,8 @@ def build_engine(config: Config) -> LocalEngine:
     """The in-process engine, with weights of its own until the first `load_weights`."""
     torch.set_num_threads(config.engine.threads)
     tokenizer = load_tokenizer(config.model.tokenizer_name)
-    model = build_model(config.model, tokenizer, seed=config.seed)
+    settings = config.model.model_copy(update={"dtype": config.engine.dtype or config.model.dtype})
+    model = build_model(settings, tokenizer, seed=config.seed)
     return LocalEngine(
         model,
         max_sessions=config.max_sessions,
