@@ -25,6 +25,9 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--cache", type=Path, help="where the warm start is kept; default: made for this call"
+    )
     options = parser.parse_args()
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
@@ -32,7 +35,9 @@ def main() -> None:
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for pair in range(options.pairs):
-            seconds = {bound: training_seconds(Path(folder), bound, pair, options.steps) for bound in (0, 1)}
+            cache = options.cache or Path(folder) / "cache"
+            run = {bound: Path(folder) / f"bound{bound}-{pair}" for bound in (0, 1)}
+            seconds = {bound: training_seconds(run[bound], bound, options.steps, cache) for bound in (0, 1)}
             ratios.append(seconds[1] / seconds[0])
             print(
                 f"synchronous {seconds[0]:.1f} s, asynchronous {seconds[1]:.1f} s, ratio {ratios[-1]:.2f}",
@@ -41,14 +46,13 @@ def main() -> None:
     print(f"median ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
 
 
-def training_seconds(folder: Path, bound: int, pair: int, steps: int) -> float:
+def training_seconds(run_dir: Path, bound: int, steps: int, cache: Path) -> float:
     """Wall seconds of the steps after the first, which has nothing to overlap with."""
-    run_dir = folder / f"bound{bound}-{pair}"
     arguments = [
         f"run_dir={run_dir}",
         f"steps={steps}",
         f"staleness.bound={bound}",
-        f"warm_start.cache_dir={folder / 'cache'}",
+        f"warm_start.cache_dir={cache}",
         "eval.enabled=false",
     ]
     command = [sys.executable, "-m", "agent_sat.cli", "train", "configs/quickstart.toml", *arguments]
