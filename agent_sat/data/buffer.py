@@ -51,10 +51,6 @@ class StalenessBuffer:
         return sum(entry is None for entry in self._pending.values())
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._pending) - self.num_in_flight
-
-    @property
     def first_number(self) -> int:
         """The oldest group not yet used: where a resumed run starts again."""
         return min(self._pending, default=self.next_number)

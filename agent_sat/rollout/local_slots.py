@@ -88,9 +88,6 @@ class Slots:
         self._truncates = np.zeros(num_slots, bool)
         self._stops = np.full((num_slots, 1), -1, np.int64)  # widened to the largest stop set seen
 
-    def any_running(self) -> bool:
-        return bool(self._running.any())
-
     def begin(self, slot: int, prompt: IntArray, params: SamplingParams) -> None:
         """Start a turn; the slot's cache is cut back to what it shares with the prompt."""
         length = len(prompt)

@@ -84,7 +84,7 @@ def test_group_without_a_valid_member_is_replaced_and_frees_its_place():
     assert buffer.may_start(0)
     buffer.finish(buffer.start(), summary(4), None)
     assert taken(buffer) == [0, 1, 3, 4]
-    assert (buffer.num_invalid, buffer.num_in_flight, buffer.num_waiting) == (1, 0, 0)
+    assert (buffer.num_invalid, buffer.num_in_flight, buffer.first_number) == (1, 0, buffer.next_number)
 
 
 def test_many_invalid_groups_in_a_row_end_the_run_with_the_cause():
