@@ -21,8 +21,9 @@ def slow_loss(s: AlgorithmConfig, batch: Batch, logprobs: Tensor, *, version: in
     below = behavior if s.denominator != "recomputed" else recomputed
     assert below is not None and recomputed is not None
     g = averaged({i: logprobs[i] - below[i] for i in active}, s.granularity, batch)
-    radii = contracted(s, g, batch, active)
     implementation = {i: recomputed[i] - behavior[i] for i in active}
+    judged = implementation if s.anchor == "implementation" else g
+    radii = contracted(s, g, batch, {i: abs(float(judged[i].detach())) for i in active})
     policy = {i: fixed[i] - behavior[i] for i in active}
     chosen = implementation if s.correction_ratio == "implementation" else policy
     corrections = averaged(chosen, s.correction_granularity, batch)
@@ -62,12 +63,13 @@ def averaged(values: dict[int, Tensor], granularity: str, batch: Batch) -> dict[
 
 
 def contracted(
-    s: AlgorithmConfig, g: dict[int, Tensor], batch: Batch, active: list[int]
+    s: AlgorithmConfig, g: dict[int, Tensor], batch: Batch, magnitude: dict[int, float]
 ) -> dict[int, tuple[float, float]]:
-    """(c_low, c_high) of each token."""
+    """(c_low, c_high) of each token; q is the order statistic of `magnitude`, on the first step of a run."""
+    active = list(g)
     if s.reference == "off":
         return dict.fromkeys(active, (1.0, 1.0))
-    everything = sorted(abs(float(g[i].detach())) for i in active)
+    everything = sorted(magnitude.values())
     radii = {}
     for i in active:
         group = everything
@@ -78,11 +80,13 @@ def contracted(
                 if min(int(batch.turn[j]), s.max_turn) == min(int(batch.turn[i]), s.max_turn)
             ]
             if len(own) >= s.min_tokens:
-                group = sorted(abs(float(g[j].detach())) for j in own)
+                group = sorted(magnitude[j] for j in own)
         # the smallest x with F(x) >= level
         q = next(
             x for x in group if Fraction(sum(y <= x for y in group), len(group)) >= Fraction(str(s.level))
         )
+        if s.anchor == "ceiling":
+            q = min(q, s.ceiling)
         u = abs(float(g[i].detach()))
         c = 1 / (1 + (u / q) ** s.exponent) if u > q > 0 else 1.0
         radii[i] = (c, 1.0) if float(g[i].detach()) < 0 else (1.0, c)
