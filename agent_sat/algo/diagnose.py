@@ -175,9 +175,9 @@ def _features(batch: Batch, output: LossOutput) -> dict[str, Array]:
         **{name: host(value) for name, value in optional.items() if value is not None},
     }
     if tokens.q is not None and tokens.reference is not None:
-        fell_back, stratum = tokens.reference.fell_back, tokens.stratum
+        fell_back, strata = tokens.reference.fell_back, tokens.strata
         features["q"] = host(tokens.q)
-        features["fell_back"] = np.zeros(len(d)) if stratum is None else fell_back[host(stratum)]
+        features["fell_back"] = np.zeros(len(d)) if strata is None else strata.spread(fell_back)
         features |= _sides(output)
     if batch.recomputed_logprobs is not None:
         features |= _split(d, host(batch.recomputed_logprobs) - behavior)

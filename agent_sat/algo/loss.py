@@ -37,7 +37,7 @@ class TokenDiagnostics:
     correction: Tensor | None  # c of the correction
     contraction: Tensor | None  # SAT's c, on the side of g; 1 where its gate is off
     kl: Tensor | None  # the KL estimator against the reference policy
-    stratum: Tensor | None  # int64, where SAT judges by stratum
+    strata: sat.Strata | None  # where SAT judges by stratum
     reference: sat.Reference | None  # SAT's, whoever fitted it
     settings: AlgorithmConfig
 
@@ -51,8 +51,9 @@ class TokenDiagnostics:
         """[N] what the gate compared |g| with; 0 gates nothing."""
         if self.reference is None:
             return None
-        table = torch.from_numpy(self.reference.q).to(self.ratio)
-        return table.expand(len(self.ratio)) if self.stratum is None else table.index_select(0, self.stratum)
+        q = self.reference.q
+        by_token = q.repeat(len(self.ratio)) if self.strata is None else self.strata.spread(q)
+        return torch.from_numpy(by_token).to(self.ratio)
 
     @property
     def changed(self) -> Tensor | None:
@@ -112,7 +113,7 @@ def policy_loss(
         needs_recomputed=method.needs_recomputed,
         version=version,
     )
-    terms, stratum, reference = _contracted(method, terms, reference)
+    terms, strata, reference = _contracted(method, terms, reference)
     surrogate: Surrogate = method.trust_region(terms)
     keep, correction, kl = _keep(method, terms), _correction(method, terms), _kl(method, batch, terms)
     loss = -(_product(batch.weights, keep, correction) * surrogate.values).sum()
@@ -133,7 +134,7 @@ def policy_loss(
         correction=correction,
         contraction=terms.contraction,
         kl=None if kl is None else kl.detach(),
-        stratum=stratum,
+        strata=strata,
         reference=reference,
         settings=settings,
     )
@@ -142,15 +143,15 @@ def policy_loss(
 
 def _contracted(
     method: Method, terms: Terms, reference: sat.Reference | None
-) -> tuple[Terms, Tensor | None, sat.Reference | None]:
-    """(terms with SAT's contraction, each token's stratum, the reference used); unchanged without SAT."""
+) -> tuple[Terms, sat.Strata | None, sat.Reference | None]:
+    """(terms with SAT's contraction, the tokens' strata, the reference used); unchanged without SAT."""
     if not method.uses_sat:
         return terms, None, None
-    stratum = sat.strata(method.settings, terms.turn)
+    strata = sat.strata(method.settings, terms.turn)
     if reference is None:
-        reference = sat.fit(method.settings, [sat.observe_terms(method.settings, terms, stratum)])
-    contraction = sat.contract(method.settings, terms.log_ratio, stratum, reference)
-    return replace(terms, contraction=contraction), stratum, reference
+        reference = sat.fit(method.settings, [sat.observe_terms(method.settings, terms, strata)])
+    contraction = sat.contract(method.settings, terms.log_ratio, strata, reference)
+    return replace(terms, contraction=contraction), strata, reference
 
 
 def _product(weights: Tensor, keep: Tensor | None, correction: Tensor | None) -> Tensor:

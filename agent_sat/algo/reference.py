@@ -42,12 +42,39 @@ class Reference:
     fell_back: NDArray[np.bool_]  # [strata] has tokens, but fewer than min_tokens: took the global q
 
 
-def strata(settings: AlgorithmConfig, turn: Tensor) -> Tensor | None:
-    """[N] int64: the turn, those from max_turn on together; None where one q serves all tokens."""
-    return turn.clamp(0, settings.max_turn) if settings.reference == "turn" else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strata:
+    """The stratum of each of N tokens, told once a run: tokens of one turn stand together."""
+
+    ids: NDArray[np.integer]  # [runs]
+    lengths: NDArray[np.integer]  # [runs], their sum is N
+
+    def tokens(self) -> NDArray[np.integer]:
+        """[N]"""
+        return np.repeat(self.ids, self.lengths)
+
+    def spread(self, table: NDArray[Any]) -> NDArray[Any]:
+        """[N] each token's entry of a table by stratum."""
+        return np.repeat(table[self.ids], self.lengths)
 
 
-def observe_terms(settings: AlgorithmConfig, terms: Terms, stratum: Tensor | None) -> Observed:
+def runs(values: NDArray[Any]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """(first place, length) of each run of equal values."""
+    starts = np.flatnonzero(np.concatenate([[len(values) > 0], values[1:] != values[:-1]]))
+    return starts, np.diff(starts, append=len(values))
+
+
+def strata(settings: AlgorithmConfig, turn: Tensor) -> Strata | None:
+    """The turn, those from max_turn on together; None where one q serves all tokens."""
+    if settings.reference != "turn":
+        return None
+    turns = turn.cpu().numpy()
+    starts, lengths = runs(turns)
+    small = np.uint8 if settings.max_turn < 256 else np.uint16
+    return Strata(ids=turns[starts].clip(0, settings.max_turn).astype(small), lengths=lengths)
+
+
+def observe_terms(settings: AlgorithmConfig, terms: Terms, stratum: Strata | None) -> Observed:
     """The mismatch of the trained tokens of one micro-batch; `stratum` as `strata` gives it."""
     log_ratio = terms.log_ratio.detach()
     if settings.anchor == "implementation":
@@ -56,8 +83,7 @@ def observe_terms(settings: AlgorithmConfig, terms: Terms, stratum: Tensor | Non
         )
     magnitude = log_ratio.abs().cpu().numpy()
     active = terms.active.cpu().numpy()
-    small = np.uint8 if settings.max_turn < 256 else np.uint16  # NumPy sorts small integers by radix
-    ids = None if stratum is None else stratum.cpu().numpy().astype(small)
+    ids = None if stratum is None else stratum.tokens()
     if active.all():
         return Observed(magnitude=magnitude, stratum=ids)
     return Observed(magnitude=magnitude[active], stratum=None if ids is None else ids[active])
@@ -88,35 +114,31 @@ def smallest(values: NDArray[np.floating], rank: int) -> np.floating:
     return np.partition(values, rank - 1)[rank - 1]
 
 
-def count(stratum: NDArray[np.integer], num_strata: int) -> NDArray[np.integer]:
-    """[strata] number of tokens, counted by runs: tokens of one turn stand together."""
-    starts = np.flatnonzero(np.concatenate([[len(stratum) > 0], stratum[1:] != stratum[:-1]]))
-    lengths = np.diff(starts, append=len(stratum))
-    return np.bincount(stratum[starts], weights=lengths, minlength=num_strata).astype(np.int64)
+def by_stratum(
+    values: NDArray[np.floating], stratum: NDArray[np.integer], num_strata: int
+) -> tuple[NDArray[np.floating], NDArray[np.integer]]:
+    """(values brought together by stratum [M], tokens of each stratum [strata]); whole runs are moved."""
+    starts, lengths = runs(stratum)
+    order = np.argsort(stratum[starts], kind="stable")
+    counts = np.bincount(stratum[starts], weights=lengths, minlength=num_strata).astype(np.int64)
+    starts, lengths = starts[order], lengths[order]
+    index = np.repeat((starts - np.cumsum(lengths) + lengths).astype(np.int32), lengths)
+    index += np.arange(len(values), dtype=np.int32)
+    # torch gathers by 32-bit places, NumPy would widen them first: twice as long
+    return torch.from_numpy(values).index_select(0, torch.from_numpy(index)).numpy(), counts
 
 
 def order_statistics(
-    values: NDArray[np.floating], stratum: NDArray[np.integer], counts: NDArray[np.integer], level: float
+    grouped: NDArray[np.floating], counts: NDArray[np.integer], level: float
 ) -> NDArray[np.floating]:
     """[strata] inf{x : F(x) >= level} of each stratum's values, 0 for an empty one; equation (3.3).
 
-    Exact without sorting the values. Only the upper tail of everything, three times as wide as a stratum's
-    own, is brought together by stratum; a stratum so calm that its q lies below that tail is selected alone.
+    `grouped` [M] holds the strata one after the other; a partition of each selects without sorting.
     """
-    tail_rank = max(3 * rank(level, len(values)) - 2 * len(values), 1)
-    tail = np.flatnonzero(values >= smallest(values, tail_rank))
-    tail_values, tail_stratum = values[tail], stratum[tail]
-    tail_counts = np.bincount(tail_stratum, minlength=len(counts))
-    ends = np.cumsum(tail_counts)
-    tail_values = tail_values[np.argsort(tail_stratum, kind="stable")]
-    found = np.zeros(len(counts), values.dtype)
+    ends = np.cumsum(counts)
+    found = np.zeros(len(counts), grouped.dtype)
     for k in np.flatnonzero(counts):
-        wanted = rank(level, int(counts[k]))
-        below_tail = counts[k] - tail_counts[k]
-        if wanted > below_tail:
-            found[k] = smallest(tail_values[ends[k] - tail_counts[k] : ends[k]], wanted - below_tail)
-        else:
-            found[k] = smallest(values[stratum == k], wanted)
+        found[k] = smallest(grouped[ends[k] - counts[k] : ends[k]], rank(level, int(counts[k])))
     return found
 
 
@@ -130,15 +152,13 @@ def fit(
     """
     values = _joined([part.magnitude for part in observed])
     ids = [part.stratum for part in observed if part.stratum is not None]
-    stratum = _joined(ids) if ids else None
-    counts = np.array([len(values)]) if stratum is None else count(stratum, settings.max_turn + 1)
-    fell_back = (counts > 0) & (counts < settings.min_tokens) & (stratum is not None)
-    batch_q = np.zeros(len(counts), values.dtype)
-    if len(values) and stratum is not None:
-        batch_q = order_statistics(values, stratum, counts, settings.level)
-    if len(values) and (stratum is None or fell_back.any()):
-        overall = smallest(values, rank(settings.level, len(values)))
-        batch_q = np.where(fell_back | (stratum is None), overall, batch_q)
+    counts = np.array([len(values)])
+    if ids:
+        values, counts = by_stratum(values, _joined(ids), settings.max_turn + 1)
+    fell_back = (counts > 0) & (counts < settings.min_tokens) & bool(ids)
+    batch_q = order_statistics(values, counts, settings.level)
+    if fell_back.any():
+        batch_q = np.where(fell_back, smallest(values, rank(settings.level, len(values))), batch_q)
     return Reference(
         q=_anchor(settings, batch_q, counts, previous),
         batch_q=batch_q,
@@ -168,17 +188,15 @@ def _anchor(
 
 
 def contract(
-    settings: AlgorithmConfig, log_ratio: Tensor, stratum: Tensor | None, reference: Reference
+    settings: AlgorithmConfig, log_ratio: Tensor, stratum: Strata | None, reference: Reference
 ) -> Tensor:
     """[N] c in (0, 1]: equations (3.2) and (3.4).
 
     c is psi(|g|; q) = 1 / (1 + (|g| / q)^exponent) where |g| > q > 0 (strict) and exactly 1 elsewhere; it
     belongs to the end of the clip interval on the side of g.
     """
-    magnitude = log_ratio.detach().abs()
-    # a q of 0 gates nothing: compare with infinity instead
-    usable = torch.from_numpy(np.where(reference.q > 0, reference.q, np.inf)).to(magnitude)
-    q = usable[0] if stratum is None else usable.index_select(0, stratum)
-    # sign(relu(u - q)) is 1 where u > q and 0 elsewhere, exactly, and much faster on a CPU than a comparison
-    gate = (magnitude - q).clamp_min_(0).sign_()
-    return magnitude.div_(q).pow_(settings.exponent).mul_(gate).add_(1).reciprocal_()
+    usable = np.where(reference.q > 0, reference.q, np.inf)  # a q of 0 gates nothing
+    q = torch.from_numpy(usable if stratum is None else stratum.spread(usable)).to(log_ratio)
+    # the quotient of two floats is above 1 exactly where the first is larger
+    excess = torch.threshold_(torch.div(log_ratio.detach(), q).abs_(), 1.0, 0.0)
+    return excess.pow_(settings.exponent).add_(1).reciprocal_()

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from agent_sat.algo.loss import LossOutput, policy_loss
 from agent_sat.algo.methods import resolve
-from agent_sat.algo.reference import Observed, Reference, fit, order_statistics, rank
+from agent_sat.algo.reference import (
+    Observed,
+    Reference,
+    Strata,
+    by_stratum,
+    contract,
+    fit,
+    order_statistics,
+    rank,
+)
 from agent_sat.algo.settings import AlgorithmConfig
 from tests.algo.batches import make_batch
 
@@ -42,7 +51,8 @@ def test_rank_takes_the_level_as_it_was_written(level: float, count: int, expect
 def test_order_statistics_are_the_definition(tokens: list[tuple[float, int]], level: float):
     values = np.array([u for u, _ in tokens], np.float32)
     turns = np.array([k for _, k in tokens], np.uint8)
-    found = order_statistics(values, turns, np.bincount(turns, minlength=6), level)
+    grouped, counts = by_stratum(values, turns, 6)
+    found = order_statistics(grouped, counts, level)
     for k in range(6):
         own = sorted(float(u) for u, turn in tokens if turn == k)
         # inf{x >= 0 : F(x) >= level}
@@ -51,12 +61,31 @@ def test_order_statistics_are_the_definition(tokens: list[tuple[float, int]], le
         assert float(found[k]) == expected
 
 
-def test_a_stratum_calmer_than_all_others_gets_its_exact_q():
-    # the tail of everything holds no token of turn 0: it is selected by itself
-    values = np.concatenate([np.linspace(0.01, 0.1, 10), np.linspace(5, 6, 90)])
-    turns = np.repeat(np.array([0, 1], np.uint8), [10, 90])
-    q = order_statistics(values, turns, np.array([10, 90]), 0.9)
-    assert q.tolist() == pytest.approx([0.09, np.linspace(5, 6, 90)[80]])
+def test_values_are_brought_together_by_stratum_in_their_order():
+    values = np.array([1, 2, 3, 4, 5, 6, 7], np.float32)
+    grouped, counts = by_stratum(values, np.array([2, 0, 0, 2, 2, 0, 4], np.uint8), 6)
+    assert grouped.tolist() == [2, 3, 6, 1, 4, 5, 7]
+    assert counts.tolist() == [3, 0, 3, 0, 1, 0]
+
+
+def test_nothing_to_judge_gives_a_reference_that_gates_nothing():
+    for reference in ("global", "turn"):
+        config = AlgorithmConfig(reference=reference, max_turn=2)
+        found = fit(config, [observed([], [] if reference == "turn" else None)])
+        assert not found.q.any()
+        assert not found.num_tokens.any()
+
+
+def test_gate_is_strict_between_neighbouring_floats():
+    # |g| = q is not gated, the next larger float is: also where their quotient rounds
+    generator = np.random.default_rng(0)
+    q = np.exp(generator.uniform(-30, 30, 2000)).astype(np.float32)
+    reference = Reference(q=q, batch_q=q, num_tokens=np.ones(2000, int), fell_back=np.zeros(2000, bool))
+    each = Strata(ids=np.arange(2000), lengths=np.ones(2000, int))
+    config = AlgorithmConfig(reference="turn")
+    assert (contract(config, torch.from_numpy(q), each, reference) == 1).all()
+    above = torch.from_numpy(np.nextafter(q, np.float32(np.inf)))
+    assert (contract(config, -above, each, reference) < 0.51).all()
 
 
 def test_few_tokens_take_the_global_reference_and_say_so():
