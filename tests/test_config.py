@@ -56,6 +56,25 @@ def test_unknown_method_names_the_nearest():
         overridden("method=sat_grpo")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["method=grpo", "algorithm.correction=tis"], "counts the same ratio twice"),
+        (
+            ["method=sat-grpo+r3", "model.architecture=Qwen3ForCausalLM", "model.config={hidden_size=96}"],
+            "dense",
+        ),
+        (["method=gspo", "algorithm.advantage=turn_return"], "averages per-turn advantages away"),
+        (["method=dual_clip", "algorithm.dual_clip=1"], r"algorithm\.dual_clip = 1"),
+    ],
+)
+def test_combination_that_is_wrong_is_refused_by_the_config_with_the_reason(
+    overrides: list[str], reason: str
+):
+    with pytest.raises(ConfigError, match=reason):
+        overridden(*overrides)
+
+
 def test_temperature_zero_is_refused_by_its_key():
     with pytest.raises(ConfigError, match=r"rollout\.temperature"):
         overridden("rollout.temperature=0")

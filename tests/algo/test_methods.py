@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from agent_sat.algo.advantage import ADVANTAGES
+from agent_sat.algo.aggregate import Aggregation
+from agent_sat.algo.correct import CORRECTIONS
 from agent_sat.algo.diagnose import MEASURES
 from agent_sat.algo.loss import policy_loss
+from agent_sat.algo.mask import MASKS
 from agent_sat.algo.methods import METHODS, check, resolve
+from agent_sat.algo.penalty import KL_ESTIMATORS
 from agent_sat.algo.ratio import Terms
 from agent_sat.algo.settings import AlgorithmConfig
-from agent_sat.algo.trust import Surrogate
+from agent_sat.algo.trust import TRUST_REGIONS, Surrogate
 from agent_sat.errors import ConfigError
 from tests.algo.test_loss_invariance import VERSION, example
 
@@ -193,6 +198,20 @@ def test_what_a_method_needs_is_told():
     assert resolve("sat-grpo").needs_step_reference
     assert not resolve("sat-grpo", {"scope": "microbatch"}).needs_step_reference
     assert resolve("grpo", {"kl_coefficient": 1e-3}).needs_reference
+
+
+def test_every_part_of_a_method_has_its_page():
+    pages = {path.stem: path.read_text() for path in (DOCS / "methods").glob("*.md")}
+    parts = [*TRUST_REGIONS, *MASKS, *CORRECTIONS, *ADVANTAGES, *KL_ESTIMATORS, *get_args(Aggregation)]
+    everything = "\n".join(pages.values())
+    assert [name for name in parts if f"`{name}`" not in everything and f'"{name}"' not in everything] == []
+    told = ("**Formula", "**Gradient", "**When it acts", "**Differences")
+    silent = {
+        name: missing
+        for name, page in pages.items()
+        if name not in {"advantages", "penalties"} and (missing := [t for t in told if t not in page])
+    }
+    assert silent == {}
 
 
 def test_docs_name_every_preset_and_every_metric():
