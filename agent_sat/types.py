@@ -119,7 +119,7 @@ class Nucleus:
 
 def route_dtype(num_experts: int) -> type[np.uint8] | type[np.uint16]:
     """The smallest unsigned type whose largest value stays free: it marks a missing row."""
-    return np.uint8 if num_experts < np.iinfo(np.uint8).max else np.uint16
+    return np.uint8 if num_experts <= np.iinfo(np.uint8).max else np.uint16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

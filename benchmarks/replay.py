@@ -124,7 +124,7 @@ def sampled(model: PreTrainedModel, num_episodes: int, seed: int) -> Batch:
 @torch.no_grad()
 def differences(model: PreTrainedModel, batch: Batch, *, replay: bool) -> Tensor:
     """|log pi - log mu| of the sampled tokens."""
-    logprobs, _ = token_logprobs(model, batch, chunk=4096, replay=replay)
+    logprobs = token_logprobs(model, batch, chunk=4096, replay=replay).logprobs
     return (logprobs - batch.behavior_logprobs)[batch.mask].abs()
 
 

@@ -25,7 +25,7 @@ from agent_sat.log.run import RunDirectory
 from agent_sat.log.tokens import TokenText
 from agent_sat.rollout.chat import chat_of
 from agent_sat.train import checkpoint, optim, warm_start
-from agent_sat.train.model import build_model, token_logprobs
+from agent_sat.train.model import TokenLogprobs, build_model, token_logprobs
 from agent_sat.train.policies import PastPolicies, ReferencePolicy
 from agent_sat.train.records import Pass, StepRecorder
 from agent_sat.train.weights import snapshot
@@ -71,6 +71,8 @@ class PolicyLearner:
         passes = self.backward([self.fill(micro) for micro in self.cut(batch, samples)])
         metrics, skipped = self.update(passes)
         metrics |= finish(self._tally(passes), self.method.settings)
+        if replayed := [one.routes for one in passes if one.routes is not None]:
+            metrics |= sum(replayed[1:], start=replayed[0]).metrics()
         if self.past is not None:
             metrics["memory/kept_versions_mib"] = self.past.num_mib
         if self.recorder is not None:
@@ -115,13 +117,13 @@ class PolicyLearner:
         reference = self.fit_reference(micro)
         passes = []
         for cut in micro:
-            logprobs, entropy = self._logprobs(cut)
-            batch = self._live_recomputed(cut, logprobs)
+            live = self._logprobs(cut)
+            batch = self._live_recomputed(cut, live.logprobs)
             out = policy_loss(
                 self.method,
                 batch,
-                logprobs=logprobs,
-                entropy=entropy,
+                logprobs=live.logprobs,
+                entropy=live.entropy,
                 version=self.version,
                 reference=reference,
             )
@@ -129,8 +131,9 @@ class PolicyLearner:
             passes.append(
                 Pass(
                     batch=batch,
-                    logprobs=logprobs.detach(),
-                    entropy=entropy.detach(),
+                    logprobs=live.logprobs.detach(),
+                    entropy=live.entropy.detach(),
+                    routes=live.routes,
                     output=replace(out, loss=out.loss.detach()),
                 )
             )
@@ -146,7 +149,7 @@ class PolicyLearner:
         observed = []
         with torch.no_grad():
             for batch in micro:
-                logprobs = self._logprobs(batch)[0]
+                logprobs = self._logprobs(batch).logprobs
                 observed.append(observe(self.method, self._live_recomputed(batch, logprobs), logprobs))
         self.sat_reference = fit(self.method.settings, observed, previous=self.sat_reference)
         return self.sat_reference
@@ -226,7 +229,7 @@ class PolicyLearner:
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids)))
 
-    def _logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _logprobs(self, batch: Batch) -> TokenLogprobs:
         return token_logprobs(
             self.model,
             batch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from transformers import (
 from agent_sat.algo.logprobs import take_sets, target_logprobs
 from agent_sat.config import ModelConfig
 from agent_sat.errors import ConfigError
-from agent_sat.train.replay import replay_routes
+from agent_sat.train.replay import RouteOverlap, replay_routes
 from agent_sat.types import Batch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,6 +93,15 @@ def choose_experts(model_config: PretrainedConfig, implementation: str) -> None:
         model_config._experts_implementation = "grouped_mm" if implementation == "auto" else implementation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """What a pass over a batch says of its tokens; NaN where one is not trained."""
+
+    logprobs: Tensor  # [N] float32 log pi, with gradient
+    entropy: Tensor  # [N] float32, with gradient if asked
+    routes: RouteOverlap | None  # how recorded and live experts compare, where they were replayed
+
+
 def token_logprobs(
     model: PreTrainedModel,
     batch: Batch,
@@ -100,15 +109,14 @@ def token_logprobs(
     chunk: int,
     entropy_gradient: bool = False,
     replay: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """(log pi, entropy), each [N] float32; NaN where the token is not trained. Gradient flows through log pi,
-    and through the entropy if asked. `replay` routes every token to its recorded experts (R3).
+) -> TokenLogprobs:
+    """log pi and entropy of a batch's tokens; `replay` routes every token to its recorded experts (R3).
 
     The one place of the trainer where logits become log-probabilities: temperature, kept sets and float32 as
     `algo.logprobs` has them. The hidden states that predict trained tokens go through the language-model head
     `chunk` at a time and again in the backward pass, so [tokens, vocabulary] is never held at once.
     """
-    hidden = hidden_states(model, batch, replay=replay)
+    hidden, routes = hidden_states(model, batch, replay=replay)
     trained = batch.mask.nonzero()[:, 0]
     head = model.get_output_embeddings()
     assert head is not None, "build_model takes causal language models only"
@@ -134,7 +142,11 @@ def token_logprobs(
     ]
     missing = torch.full((len(batch),), torch.nan, device=hidden.device)
     logprobs, entropy = (torch.cat(parts) for parts in zip(*results, strict=True))
-    return missing.index_put((trained,), logprobs), missing.index_put((trained,), entropy)
+    return TokenLogprobs(
+        logprobs=missing.index_put((trained,), logprobs),
+        entropy=missing.index_put((trained,), entropy),
+        routes=routes,
+    )
 
 
 def kept_sets(batch: Batch, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -143,15 +155,24 @@ def kept_sets(batch: Batch, rows: Tensor) -> tuple[Tensor | None, Tensor | None]
     return take_sets(batch.nucleus_ids, batch.nucleus_offsets, rows)
 
 
-def hidden_states(model: PreTrainedModel, batch: Batch, *, replay: bool) -> Tensor:
-    """[N, hidden] last hidden states. Padding stands on the right, where causal attention never looks."""
+def hidden_states(
+    model: PreTrainedModel, batch: Batch, *, replay: bool
+) -> tuple[Tensor, RouteOverlap | None]:
+    """([N, hidden] last hidden states, how replayed routes compare with the live ones). Padding stands on the
+    right, where causal attention never looks.
+    """
     num_samples, longest = int(batch.seq[-1]) + 1, int(batch.position_ids.max()) + 1
     place = (batch.seq, batch.position_ids)
     padded = batch.token_ids.new_zeros(num_samples, longest)
     padded[place] = batch.token_ids
-    with ExitStack() as stack:
-        if replay and batch.experts is not None:
-            experts = batch.experts.new_full((num_samples, longest, *batch.experts.shape[1:]), -1)
-            experts[place] = batch.experts
-            stack.enter_context(replay_routes(model, experts.flatten(0, 1)))
+
+    def forward() -> Tensor:
         return model.get_decoder()(input_ids=padded, use_cache=False).last_hidden_state[place]
+
+    if not replay or batch.experts is None:
+        return forward(), None
+    experts = batch.experts.new_full((num_samples, longest, *batch.experts.shape[1:]), -1)
+    experts[place] = batch.experts
+    with replay_routes(model, experts.flatten(0, 1)) as replayed:
+        hidden = forward()
+    return hidden, replayed.overlap(batch.seq * longest + batch.position_ids)

@@ -47,10 +47,10 @@ class PastPolicies:
                 continue
             self.model.load_state_dict(self.kept[version])
             there = batch.mask & (batch.versions == version)
-            logprobs, _ = token_logprobs(
+            past = token_logprobs(
                 self.model, replace(batch, mask=there), chunk=self.chunk, replay=self.replay
             )
-            found = torch.where(there, logprobs, found)
+            found = torch.where(there, past.logprobs, found)
         return found
 
 
@@ -70,4 +70,4 @@ class ReferencePolicy:
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
         """[N] float32, with its own routing."""
-        return token_logprobs(self.model, batch, chunk=self.chunk)[0]
+        return token_logprobs(self.model, batch, chunk=self.chunk).logprobs

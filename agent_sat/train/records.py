@@ -15,6 +15,7 @@ from agent_sat.algo.loss import LossOutput
 from agent_sat.config import LogConfig
 from agent_sat.log.run import RunDirectory
 from agent_sat.log.tokens import TokenText, write_episodes, write_tokens
+from agent_sat.train.replay import RouteOverlap
 from agent_sat.types import Batch, Group, Sample
 
 
@@ -26,6 +27,7 @@ class Pass:
     logprobs: Tensor  # [N] float32, NaN where not trained
     entropy: Tensor  # [N] float32, NaN where not trained
     output: LossOutput
+    routes: RouteOverlap | None  # where routes were replayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from agent_sat.errors import ConfigError
 from agent_sat.rollout.routers import chosen_experts, find_routers
+from agent_sat.types import Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,13 @@ class RouteOverlap:
     num_recorded: int  # of them with a recorded row
     num_differing: int  # of the recorded, with another set than the live top-k
 
+    def __add__(self, other: RouteOverlap) -> RouteOverlap:
+        return RouteOverlap(
+            num_rows=self.num_rows + other.num_rows,
+            num_recorded=self.num_recorded + other.num_recorded,
+            num_differing=self.num_differing + other.num_differing,
+        )
+
     @property
     def coverage(self) -> float:
         return self.num_recorded / max(1, self.num_rows)
@@ -37,6 +45,9 @@ class RouteOverlap:
     @property
     def differing(self) -> float:
         return self.num_differing / max(1, self.num_recorded)
+
+    def metrics(self) -> Metrics:
+        return {"replay/route_coverage": self.coverage, "replay/routes_differing": self.differing}
 
 
 def route_overlap(recorded: Tensor, live: Tensor) -> RouteOverlap:
@@ -57,7 +68,7 @@ class Replay:
     live: dict[int, Tensor] = field(default_factory=dict)  # layer -> [tokens, top_k], once it has run
 
     def overlap(self, real: Tensor) -> RouteOverlap:
-        """Recorded against live routes of the tokens where `real` [tokens] is True, i.e. without padding."""
+        """Recorded against live routes of the tokens that `real` names by place or mask, i.e. without padding."""
         live = torch.stack([self.live[layer] for layer in range(len(self.routers))], dim=1)
         return route_overlap(self.experts[real], live[real])
 
@@ -67,12 +78,15 @@ class Replay:
         own = type(router).forward
 
         def replaying(*args: Any, **kwargs: Any) -> Any:
-            if layer not in self.live:
+            grouped = num_groups(router) > 1  # forced groups hide what the router itself would have chosen
+            if grouped and layer not in self.live:
                 with torch.no_grad():
                     self.live[layer] = chosen_experts(own(router, *args, **kwargs))
             with _Selection(router, recorded) as selection:
                 outputs = own(router, *args, **kwargs)
-            if not selection.made:
+            if selection.live is not None:
+                self.live.setdefault(layer, selection.live)
+            if selection.live is None:
                 raise ConfigError(
                     f"{type(router).__name__} did not select {recorded.shape[-1]} of {router.num_experts} "
                     "experts by torch.topk; routing replay does not know this router"
@@ -145,6 +159,11 @@ def _bound_to_checkpoints(model: nn.Module, replay: Replay) -> Iterator[None]:
             owner._gradient_checkpointing_func = checkpoint
 
 
+def num_groups(router: Any) -> int:
+    """Groups of experts that a router first chooses among; 1 for most."""
+    return int(getattr(router, "num_group", None) or 1)
+
+
 class _Selection(TorchFunctionMode):
     """Answers a router's own call of topk over its experts with the recorded ones."""
 
@@ -153,8 +172,8 @@ class _Selection(TorchFunctionMode):
         self._recorded = recorded  # [tokens, top_k]
         self._present = (recorded >= 0).all(dim=-1, keepdim=True)
         self._num_experts = int(router.num_experts)
-        self._num_groups = int(getattr(router, "num_group", None) or 1)
-        self.made = False
+        self._num_groups = num_groups(router)
+        self.live: Tensor | None = None  # [tokens, top_k] what the router would have selected
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -166,7 +185,7 @@ class _Selection(TorchFunctionMode):
         if scores.ndim != 2:
             return live  # within each group of experts
         if scores.shape[-1] == self._num_experts and count == self._recorded.shape[-1]:
-            self.made = True
+            self.live = live.indices
             return self._selected(scores, live.indices)
         if scores.shape[-1] == self._num_groups:
             return self._groups(scores, count)

@@ -2,9 +2,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from agent_sat.data.batch import make_batch
 from agent_sat.data.samples import active, cut, samples_of
-from agent_sat.types import Completion, Ending, Group, Nucleus, Routes, Sample, Task, Trajectory, Turn
+from agent_sat.types import (
+    Completion,
+    Ending,
+    Group,
+    Nucleus,
+    Routes,
+    Sample,
+    Task,
+    Trajectory,
+    Turn,
+    route_dtype,
+)
 
 TASK = Task(id="t", seed=0)
 
@@ -137,3 +150,25 @@ def test_truncated_sample_has_one_length_everywhere():
     assert short.experts[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert short.nucleus.counts[4:].tolist() == [2, 3, 0, 0]
     assert short.nucleus.ids.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "dtype"), [(255, np.uint8), (256, np.uint16), (257, np.uint16), (65_535, np.uint16)]
+)
+def test_the_last_expert_is_no_missing_row_and_does_not_wrap(num_experts: int, dtype: type):
+    # from the engine's record to the trainer's batch, with a row that nobody recorded in between
+    assert route_dtype(num_experts) is dtype
+    last = num_experts - 1
+    first = Routes(start=0, experts=np.array([[[0, last]], [[last, 1]]], dtype))
+    later = Routes(start=3, experts=np.array([[[last, 2]]], dtype))
+    said = trajectory(
+        (ids(1, 2), completion(10, routes=first)), (ids(1, 2, 10, 3), completion(11, routes=later))
+    )
+    (sample,) = cut(said, np.ones(2, np.float32), temperature=1.0)
+    assert sample.experts is not None and sample.experts.dtype == dtype
+    batch = make_batch(
+        [sample], aggregation="token_mean", constant=None, step_advantage=None, device=torch.device("cpu")
+    )
+    assert batch.experts is not None
+    rows = batch.experts[:, 0].tolist()
+    assert rows == [[0, last], [last, 1], [-1, -1], [last, 2], [-1, -1]]

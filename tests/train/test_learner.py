@@ -1,5 +1,8 @@
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from agent_sat.data.samples import samples_of
 from agent_sat.errors import TrainingDiverged
 from agent_sat.log.run import RunDirectory
 from agent_sat.train.learner import PolicyLearner
-from agent_sat.types import Position
+from agent_sat.types import Group, Position, Routes, Trajectory, Turn
 from tests.train.fixtures import config, groups
 
 
@@ -32,6 +35,45 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(method: str, micro_batch_tok
     assert cut["loss/policy"] == pytest.approx(whole["loss/policy"], abs=1e-6)
     for name, gradient in whole_gradient.items():
         torch.testing.assert_close(cut_gradient[name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+
+
+def routed(group: Group, *, missing: bool) -> Group:
+    """The group with random routes of two layers and two of four experts, or with none recorded."""
+    random = np.random.default_rng(group.number)
+
+    def turns(member: Trajectory) -> Iterator[Turn]:
+        held = 0
+        for turn in member.turns:
+            length = len(turn.prompt_ids) + len(turn.completion.token_ids)
+            every = np.tile(np.arange(4), (length - 1 - held, 2, 1))
+            rows = random.permuted(every, axis=-1)[..., :2]
+            rows = np.full_like(rows, 255) if missing else rows
+            routes = Routes(start=held, experts=rows.astype(np.uint8))
+            held = length - 1
+            yield replace(turn, completion=replace(turn.completion, routes=routes))
+
+    members = tuple(replace(member, turns=tuple(turns(member))) for member in group.members)
+    return replace(group, members=members)
+
+
+def test_coverage_and_difference_of_replayed_routes_are_logged():
+    recorded = [routed(group, missing=False) for group in groups()]
+    samples = [sample for group in recorded for sample in samples_of(group)]
+    num_tokens = sum(len(sample) for sample in samples)
+    rows = {}
+    for tokens in (100_000, 1):  # whole, and a sample at a time
+        learner = PolicyLearner(config(method="sat-grpo+r3", train={"micro_batch_tokens": tokens}))
+        rows[tokens] = learner.step(1, recorded).metrics
+    # the pass over the last token of each sample never happened
+    expected = (num_tokens - len(samples)) / num_tokens
+    for metrics in rows.values():
+        assert metrics["replay/route_coverage"] == pytest.approx(expected)
+        # four experts, two of them at random: five of six sets are another one
+        assert metrics["replay/routes_differing"] == pytest.approx(5 / 6, abs=0.1)
+    live = PolicyLearner(config(method="sat-grpo"))
+    assert "replay/route_coverage" not in live.step(1, recorded).metrics
+    nothing = PolicyLearner(config(method="sat-grpo+r3")).step(1, [routed(g, missing=True) for g in groups()])
+    assert nothing.metrics["replay/route_coverage"] == 0
 
 
 def test_published_form_of_sat_depends_on_the_cut():
@@ -137,7 +179,7 @@ def test_lag_one_tokens_are_recomputed_by_the_weights_that_sampled_them():
     assert batch is not None and learner.past is not None
     recomputed = learner.past.recompute(batch, live_version=learner.version)
     learner.model.load_state_dict(learner.past.kept[0])
-    expected, _ = learner._logprobs(batch)
+    expected = learner._logprobs(batch).logprobs
     torch.testing.assert_close(recomputed, expected.detach(), equal_nan=True)
 
 

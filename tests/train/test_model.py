@@ -28,7 +28,8 @@ def batch_of(count: int = 2):
 
 def test_logprobs_are_those_of_a_plain_forward_of_each_sample_alone():
     model, batch = model_of(), batch_of()
-    logprobs, entropy = token_logprobs(model, batch, chunk=10_000)
+    found = token_logprobs(model, batch, chunk=10_000)
+    logprobs, entropy = found.logprobs, found.entropy
     for index in range(int(batch.seq[-1]) + 1):
         there = batch.seq == index
         logits = model(input_ids=batch.token_ids[there][None], use_cache=False).logits[0].float()
@@ -42,7 +43,7 @@ def test_logprobs_are_those_of_a_plain_forward_of_each_sample_alone():
 
 def test_untrained_tokens_have_no_logprob():
     batch = batch_of()
-    logprobs, _ = token_logprobs(model_of(), batch, chunk=10_000)
+    logprobs = token_logprobs(model_of(), batch, chunk=10_000).logprobs
     assert torch.equal(logprobs.isnan(), ~batch.mask)
 
 
@@ -52,7 +53,7 @@ def test_chunks_change_neither_value_nor_gradient(chunk: int):
     results = []
     for size in (chunk, 10_000):
         model = model_of()
-        logprobs, _ = token_logprobs(model, batch, chunk=size)
+        logprobs = token_logprobs(model, batch, chunk=size).logprobs
         logprobs[batch.mask].sum().backward()
         results.append((logprobs.detach(), {n: p.grad for n, p in model.named_parameters()}))
     (one, one_grad), (other, other_grad) = results
@@ -64,7 +65,8 @@ def test_chunks_change_neither_value_nor_gradient(chunk: int):
 def test_temperature_is_applied_before_the_softmax():
     model, batch = model_of(), batch_of(1)
     hot = replace(batch, temperature=torch.full_like(batch.temperature, 100.0))
-    logprobs, entropy = token_logprobs(model, hot, chunk=10_000)
+    found = token_logprobs(model, hot, chunk=10_000)
+    logprobs, entropy = found.logprobs, found.entropy
     uniform = torch.tensor(float(VOCABULARY)).log()
     torch.testing.assert_close(entropy[batch.mask].mean(), uniform, atol=1e-2, rtol=1e-2)
     assert logprobs[batch.mask].std() < 0.1

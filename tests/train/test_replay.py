@@ -296,6 +296,21 @@ def test_overlap_compares_sets_and_counts_rows() -> None:
     assert overlap.differing == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_live_choice_is_told_beside_the_replayed_one(family: str) -> None:
+    # on the inputs that each router really saw under replay, also where recorded experts decide the groups
+    model = tiny(family)
+    inputs: list[Tensor] = []
+    for router in find_routers(model):
+        router.register_forward_pre_hook(lambda _router, args: inputs.append(args[0].detach()))
+    with torch.no_grad(), replay_routes(model, random_routes()) as replay:
+        model(token_ids(), use_cache=False)
+    for layer, (router, seen) in enumerate(zip(find_routers(model), inputs, strict=True)):
+        alone = chosen_experts(type(router).forward(router, seen))
+        assert torch.equal(replay.live[layer].sort(-1).values, alone.sort(-1).values)
+    assert 0 < replay.overlap(torch.arange(TOKENS)).num_differing <= TOKENS * LAYERS
+
+
 def engine_and_trainer(engine_model: Any, trainer: Any, *, replay: bool) -> Tensor:
     """|log pi - log mu| [T] of an episode of three turns, by engine and trainer of the same weights."""
 
